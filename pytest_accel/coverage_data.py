@@ -47,19 +47,15 @@ class DriverCoverage:
         from coverage.exceptions import CoverageException
 
         problems = []
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                own = self._coverage.get_data()
-            for file in Path(self._folder).glob("*"):
-                try:
-                    own.update(CoverageData(str(file)))
-                except CoverageException as error:  # For example, the rank was killed while it wrote the file.
-                    problems.append(str(error))
-        except CoverageException as error:
-            problems.append(str(error))
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = self._coverage.get_data()
+        for file in Path(self._folder).glob("*"):
+            try:
+                own.update(CoverageData(str(file)))
+            except CoverageException as error:  # For example, the rank was killed while it wrote the file.
+                problems.append(str(error))
+        shutil.rmtree(self._folder, ignore_errors=True)
         return problems
 
 

@@ -157,17 +157,18 @@ def device_mesh(request: pytest.FixtureRequest) -> MakeMesh:
 @pytest.fixture
 def dist_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks of this test share; it is empty at the start of each test."""
-    from pytest_accel.rank import process_group as group
+    from pytest_accel.rank.process_group import store_of
 
-    return group.dist_store(_torch_context(request))
+    context = _torch_context(request)
+    return store_of(context, f"test/{context.tests}")
 
 
 @pytest.fixture(scope="session")
 def world_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks share as long as their world lives; its keys are kept from test to test."""
-    from pytest_accel.rank import process_group as group
+    from pytest_accel.rank.process_group import store_of
 
-    return group.world_store(_torch_context(request))
+    return store_of(_torch_context(request), "world")
 
 
 @pytest.fixture(scope="session")

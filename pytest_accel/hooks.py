@@ -30,7 +30,7 @@ def pytest_accel_rank_data(item: pytest.Item, report: pytest.TestReport) -> dict
     Called in each rank for each phase that it reports, after `report` was created. The values are plain data: None,
     bool, int, float, str, bytes, and lists, tuples and dicts of these. The dicts of all implementations are merged.
     Keys that begin with ``pytest_accel:`` are reserved for pytest-accel. The test fails on a value of another type, a
-    reserved key, a key that two implementations return, and an exception.
+    key that two implementations return, and an exception.
 
     :param item: the test item in this rank.
     :param report: the report of this rank; ``report.when`` is the phase.

@@ -11,29 +11,27 @@ import pytest
 
 from pytest_accel import features, late_marks
 from pytest_accel.core.marks import ForeignArgumentsError, MarkError, Marks, own_world_size
-from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
-from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
+from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Inventory, Machine
+    from pytest_accel.hardware.inventory import Inventory
     from pytest_accel.session import AccelSession
 
 
 class Redirector:
     """Makes the marked items of one process run in worlds, and refuses those whose marks are wrong."""
 
-    def __init__(self, session: AccelSession, machine: Machine | None = None) -> None:
-        """`machine` is one to plan for in place of the session's."""
+    def __init__(self, session: AccelSession) -> None:
         self._session = session
         launched = session.launched
         resources = Resources(
-            machine or session.machine,
+            session.machine,
             session.settings,
             self._why_no_launcher,
             self._remote_inventory,
@@ -42,7 +40,8 @@ class Redirector:
         )
         if launched is not None:
             resources = replace(resources, layout=launched.layout, launcher=launched.process.launcher)
-        self._resources = resources
+        self.resources = resources
+        """What tests are planned for."""
         self._turn = 0
         """Number of planned tests for one process."""
 
@@ -82,19 +81,15 @@ class Redirector:
             make_fail(item, text)
         self._session.pool_client.usage_error(text)
 
-    def needs(self, plan: ItemPlan) -> Needs:
-        """Return what a test with `plan` needs."""
-        return needs_of(plan, self._resources)
-
     def plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
         """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
         chosen, _ = item.stash.get(VARIANT, None) or ({}, None)
         chosen = {"world_size": own_world_size(item), **chosen}
-        plan = plan_item(marks, chosen, self._resources, turn=self._turn)
+        plan = plan_item(marks, chosen, self.resources, turn=self._turn)
         leases = item.stash.get(DRIVER_LEASES, None)
         if leases is None:
             return plan
-        if plan.key.kind in self._resources.machine.resources:
+        if plan.key.kind in self.resources.machine.resources:
             # The lease of the world would come after those of the driver, and not in the order of all other tests.
             raise MarkError(
                 f"@pytest.mark.devices(kind={plan.key.kind!r}) with @pytest.mark.needs: a test can have one of them, "

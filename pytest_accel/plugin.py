@@ -21,7 +21,7 @@ from pytest_accel.core.marks import (
     has_marks,
     marks_in,
 )
-from pytest_accel.core.source_files import PlaceRecorder, record_conftest, record_file, text_of
+from pytest_accel.core.source_files import PlaceRecorder, record_file, text_of
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
@@ -83,10 +83,6 @@ _MOST_WORKERS = 64
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
-
-
-def pytest_plugin_registered(plugin: object, plugin_name: str) -> None:
-    record_conftest(plugin, plugin_name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -287,9 +283,7 @@ class UnmarkedFailureHooks:
                 about_marks = foreign_marks.about_marks(item, item.config.stash[OWNERS])
             name_place(error, item, about_marks)
             if (explanation := torch_errors.explain(error, grouped=False)) is not None:
-                if about_marks is not None and not explanation.headline:  # It would say that the test has no mark.
-                    explanation = torch_errors.Explanation(about_marks)
-                torch_errors.add_hint(error, explanation)
+                torch_errors.add_hint(error, about_marks or explanation)  # That would say that the test has no mark.
                 filter_frames(item, is_library, torch_errors.MODULES)
 
 
@@ -342,17 +336,22 @@ class CollectionHooks:
         """
         if not self._runs_tests or not isinstance(collector, pytest.File):
             return
-        record_file(collector)
+        text = record_file(collector)
         if collector.path.suffix != ".py":
             return
-        marks = self._marks_of(collector.path)
+        marks = self._marks_of(collector.path, text)
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session.devices):
             self._session.pool_client.warm()
+            given = self._session.worker_input
+            if self._session.settings.preload != "none" and (given is None or given["workerid"] == "gw0"):
+                from pytest_accel import late_variables
 
-    def _marks_of(self, path: Path) -> set[str]:
-        """Return the marks that tests in the file seem to have, judged by its text."""
-        text, config = text_of(path), self._session.config
+                late_variables.warn_about(collector.path, text, self._session.config.rootpath)
+
+    def _marks_of(self, path: Path, text: str) -> set[str]:
+        """Return the marks that tests in the file seem to have, judged by its `text`."""
+        config = self._session.config
         marks = marks_in(text) - self._owners.of_project
         marks = marks.union(*config.hook.pytest_accel_marks_of_file(config=config, path=path, text=text))
         return marks - self._deselected_marks
@@ -367,7 +366,7 @@ class CollectionHooks:
         """
         report = yield
         is_skipped = report.skipped and isinstance(collector, pytest.Module)
-        if is_skipped and "distributed" in self._marks_of(collector.path):
+        if is_skipped and "distributed" in self._marks_of(collector.path, text_of(collector.path)):
             from pytest_accel.driver.skip_conditions import condition_of
 
             if (condition := condition_of(report.longrepr, collector.config.rootpath)) is not None:

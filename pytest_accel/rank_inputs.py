@@ -8,25 +8,27 @@ from uuid import uuid4
 
 import pytest
 
-from pytest_accel.compat.xdist_shims import number_of_new_worker, worker_manager
+from pytest_accel.compat.xdist_shims import worker_manager
 from pytest_accel.messages.worker_input import WorkerInput
+
+_NUMBERS_OF_WORKER = 5
+"""xdist replaces crashed workers by four times as many as there are, at most (``--max-worker-restart``)."""
 
 
 class RankInputs:
-    """Numbers the ranks of a session. Owned by the session's pool, in the controller, and called with its lock held.
+    """Numbers the ranks of a session. Owned by the pool, in the controller.
 
-    A rank gets the lowest number that no living process of the session has. Under xdist, new numbers are taken from
-    xdist's own counter, which also numbers the workers that replace crashed ones. A number that a rank has had belongs
-    to ranks from then on.
+    A rank gets the lowest number that no living process of the session has. Under xdist, the numbers begin above those
+    of its workers and of all that may replace crashed ones.
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._manager = worker_manager(config)
-        given = getattr(self._manager, "testrunuid", None) or getattr(config.option, "testrunuid", None)
+        manager = worker_manager(config)
+        given = getattr(manager, "testrunuid", None) or getattr(config.option, "testrunuid", None)
         self._run = given or uuid4().hex
         self._free: list[int] = []
         """A heap of the numbers of ranks that have ended."""
-        self._count = 0
+        self._count = _NUMBERS_OF_WORKER * len(getattr(manager, "specs", ()))
         """A number that is larger than that of each rank so far."""
 
     def take(self, ranks: int) -> tuple[WorkerInput, ...]:
@@ -36,9 +38,8 @@ class RankInputs:
         return tuple({"workerid": f"gw{number}", **common} for number in numbers)
 
     def _new_number(self) -> int:
-        number = self._count if self._manager is None else number_of_new_worker(self._manager)
-        self._count = number + 1
-        return number
+        self._count += 1
+        return self._count - 1
 
     def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
         """Let later ranks have the numbers of these, whose processes have ended."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ from pytest_accel.core.stash_keys import (
 )
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import LAUNCHER, Settings, flag, is_distributed
-
-_USED_AT_IMPORT = (
-    "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
-    "the session ends. Use the device in fixtures, and ask for its properties with arguments of the mark."
-)
-
 
 _ERRORS = "accel: errors outside of any test"
 
@@ -66,19 +59,10 @@ class ReportHooks:
         return self._surroundings() if shown and self._session.config.get_verbosity() >= 0 else []
 
     def _surroundings(self) -> list[str]:
-        """Return lines about the devices and, if it is not among the tested releases, about torch."""
-        from pytest_accel.compat.torch_api import untested
+        """Return lines about the devices, and about the launcher of this process."""
         from pytest_accel.hardware.inventory import describe
 
-        try:
-            torch = untested(version("torch"))
-        except PackageNotFoundError:
-            torch = None
-        return [
-            describe(self._session.machine.session),
-            *([] if torch is None else [f"accel: {torch}"]),
-            *self._launcher(),
-        ]
+        return [describe(self._session.machine.session), *self._launcher()]
 
     def _launcher(self) -> list[str]:
         """Return a line if this process is one of several that a launcher has started, and a session by itself."""
@@ -192,7 +176,6 @@ class ReportHooks:
         if (pool := self._session.started_pool) is None:
             return
         from pytest_accel.core.frames import folders_of
-        from pytest_accel.hardware.health import USED_BY_SUITE
         from pytest_accel.verdict import sentences
 
         for interrupted in pool.summary.interrupted:
@@ -200,7 +183,3 @@ class ReportHooks:
             lines = sentences.interrupted_lines(interrupted, folders_of(config))
             yield f"accel: the interrupted ranks{name}", list(lines)
         yield _ERRORS, list(map(sentences.problem_lines, pool.summary.errors))
-        devices = pool.summary.devices
-        advice = [_USED_AT_IMPORT] if any(USED_BY_SUITE in text for text in devices) else []
-        yield "accel: device memory that tests found in use", [*devices, *advice]
-        yield "accel: processes that killed sessions have left", pool.summary.left_before

@@ -107,10 +107,6 @@ class MergedReportHooks:
                 from pytest_accel.verdict.remote_exceptions import put_cause_first
 
                 put_cause_first(report, call.excinfo.value if call.excinfo is not None else None)
-                from pytest_accel.foreign_marks import about_fixtures
-
-                if lines := about_fixtures(item):
-                    report.sections.append(("accel: fixtures with the names of pytest-accel's", "\n".join(lines)))
         return report
 
 

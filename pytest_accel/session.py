@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from functools import cached_property
 from os import getpid
 from typing import TYPE_CHECKING, Any
@@ -22,23 +21,6 @@ if TYPE_CHECKING:
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
     from pytest_accel.session_pool import SessionPool
-
-
-@contextlib.contextmanager
-def _explaining_replaced_functions() -> Iterator[None]:
-    """Replace an exception that code of the suite raises in the block by a :class:`pytest.UsageError` with its place.
-
-    A conftest may replace a function of the standard library by one that raises, to forbid tests what it does.
-    """
-    try:
-        yield
-    except Exception as error:
-        from pytest_accel.core.frames import raised_in_suite
-
-        if (place := raised_in_suite(error)) is None:
-            raise
-        text = f"pytest-accel cannot start ranks, since the function at {place} raised {type(error).__name__}: {error}"
-        raise pytest.UsageError(text) from error
 
 
 class AccelSession:
@@ -102,9 +84,8 @@ class AccelSession:
         from pytest_accel.settings.machine import machine_for
 
         try:
-            with _explaining_replaced_functions():
-                machine = machine_for(self.settings)
-                _ = machine.session
+            machine = machine_for(self.settings)
+            _ = machine.session
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         return machine
@@ -148,18 +129,14 @@ class AccelSession:
 
     @cached_property
     def pool_client(self) -> PoolClient:
-        """This process's access to the pool, which is in the controller.
-
-        The first access raises :class:`pytest.UsageError` if code of the suite keeps the pool from starting.
-        """
+        """This process's access to the pool, which is in the controller."""
         if self.worker_input is not None:
             from pytest_accel.pool.pool_client import PoolClient
 
             return PoolClient.over(self.worker_input["accel_channel"])
         from pytest_accel.pool.pool_service import client_here
 
-        with _explaining_replaced_functions():
-            return client_here(self.pool, self.show)
+        return client_here(self.pool, self.show)
 
     @property
     def driver(self) -> Driver:

@@ -60,7 +60,7 @@ class SessionPool:
         """
         self._show = show
         self._coverage: coverage_data.DriverCoverage | None = None
-        left = session_folder.remove_dead()
+        session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
         if early is not None and not early.is_of_this_user:
             early = None
@@ -93,7 +93,6 @@ class SessionPool:
             starters=starters,
             on_cluster=cluster is not None,
         )
-        self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
 
     def close(self, *, gracefully: bool) -> None:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
@@ -141,10 +140,6 @@ class SessionStarters:
     @property
     def machines(self) -> tuple[str, ...]:
         return ("",) if self._elsewhere is None else self._elsewhere.machines
-
-    @property
-    def missing(self) -> list[str]:
-        return self._here.leases.missing
 
     def of(self, key: WorldKey) -> Starter[Any]:
         if key.launcher is not None:

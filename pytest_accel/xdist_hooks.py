@@ -47,15 +47,12 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        from pytest_accel.driver.debugger_terminal import is_interactive
-
         # Send the detected devices: because of its mask, a worker may see fewer devices than the session can lease.
         machine = self._session.machine
         _ = machine.session  # Detect the devices before the machine is serialized.
         node.workerinput["accel_machine"] = pickle.dumps(machine)
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
-        node.workerinput["accel_terminal"] = is_interactive(node.config)
         self._serve_pool(channel)
 
     def _serve_pool(self, channel: Channel) -> None:

@@ -199,27 +199,6 @@ def filter_frames(item: pytest.Item, is_library: Callable[[str], bool], hidden: 
     vars(item)["_traceback_filter"] = shorten
 
 
-def report_to_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
-    """Return `report` as ``pytest_report_to_serializable`` does, also in a session with ``-p no:reports``."""
-    data: dict[str, Any] | None = config.hook.pytest_report_to_serializable(config=config, report=report)
-    if data is None:
-        from _pytest.reports import pytest_report_to_serializable
-
-        data = pytest_report_to_serializable(report)
-    assert data is not None
-    return data
-
-
-def report_from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
-    """Return the report that ``pytest_report_from_serializable`` makes, also in a session with ``-p no:reports``."""
-    report = config.hook.pytest_report_from_serializable(config=config, data=data)
-    if report is None:
-        from _pytest.reports import pytest_report_from_serializable
-
-        report = pytest_report_from_serializable(data)
-    return report
-
-
 def capture_with(config: pytest.Config, stdout: Any, stderr: Any) -> None:
     """Make pytest's global capture use `stdout` and `stderr`, which have the methods of its `FDCapture`.
 

@@ -1,8 +1,8 @@
 """All uses of torch's names that are private, or younger than the oldest torch that is supported.
 
 Each function says since which release torch has its names, and what happens without them. A private name without a
-release is in all of `TESTED`. A test forbids such names in other modules, except those for torch's test harness
-(`features/adoption/`): it adopts tests that import this private module themselves.
+release is in all of those that the tests are run with: 2.4 to 2.15. A test forbids such names in other modules, except
+those for torch's test harness (`features/adoption/`): it adopts tests that import this private module themselves.
 
 Importing this module does not import torch. The functions do, or find it in ``sys.modules``, so they are called where
 torch may be imported: in ranks, and in temporary processes. Functions that are called elsewhere get the module as an
@@ -11,7 +11,6 @@ argument.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store, TCPStore
 
-TESTED = (2, 4), (2, 15)
-"""The oldest supported and the newest tested release. The header names any other; `pyproject.toml` has the oldest."""
-
 _COLLECTIVES = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
@@ -40,16 +36,6 @@ _COLLECTIVES = (
 """The methods of `ProcessGroup` that start a collective. Each release has most of them."""
 _OF_NO_KEY = ("timeout", "set_timeout", "clone")
 """The methods of `Store` that neither read nor set keys."""
-
-
-def untested(version: str) -> str | None:
-    """Return a line about torch's `version` if it is older or newer than all of `TESTED`; else None."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    oldest, newest = TESTED
-    if found is None or oldest <= (int(found[1]), int(found[2])) <= newest:
-        return None
-    tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    return f"torch {version} is not among the releases that pytest-accel was tested with: {tested}"
 
 
 def version() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_accel.core import launcher_env
 from pytest_accel.messages.serialization import exception_text
@@ -27,22 +27,11 @@ _RANK_VARIABLES = (
 )
 """Variables that torchrun sets in each process, and this plugin in each rank of a distributed test."""
 _PORT_IN_USE = re.compile(r"server socket has failed to listen.*?address already in use", re.DOTALL | re.IGNORECASE)
-_PORT = re.compile(r"port: (\d+)|:(\d+) \(errno")
-"""The port in `_PORT_IN_USE`: as current releases of torch write it, and as older ones do."""
 _HELD_PORT = "init_process_group with env:// uses a port that is held for this test; the fixture free_port has another"
 _NO_HELD_PORT = "with @pytest.mark.distributed, init_process_group with env:// uses a port that is held for the test"
 
 
-class Explanation(NamedTuple):
-    """An addition to the report of an error."""
-
-    hint: str
-    """What to do about the error, or its cause in terms of the plugin."""
-    headline: str = ""
-    """The cause in a few words, to be put before the error's own text; empty: that begins with the cause."""
-
-
-def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Explanation | None:
+def explain(error: BaseException, *, grouped: bool, init: bool = False) -> str | None:
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
     `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
@@ -55,26 +44,22 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Expla
         seen.add(id(found))  # The causes are a cycle after `raise error from error`.
         text = exception_text(found)
         if not grouped and isinstance(found, KeyError) and _is_of_environment(found):
-            return Explanation(
+            return (
                 f"{found.args[0]} is set in the ranks of a test with @pytest.mark.distributed, and not where pytest "
                 "collects its file or runs other tests; read it in the test or in a fixture"
             )
         has_no_group = text.startswith(_NOT_INITIALIZED) or _NO_VARIABLE.match(text)
         if has_no_group and not grouped and launcher_env.find_here() is None:
-            return Explanation("this test has no @pytest.mark.distributed, so it ran in one process")
+            return "this test has no @pytest.mark.distributed, so it ran in one process"
         if init and text.startswith(_TWICE):
-            return Explanation(
-                "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
-            )
+            return "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
         if type(found).__name__ == "DistNetworkError" and _CONNECTION_LOST.search(text):
-            return Explanation(
+            return (
                 "torch's store ends the connection of a rank that sends a value of more than 8 MiB, or a key of more "
                 "than about 8,000 bytes"
             )
-        if in_use := _PORT_IN_USE.search(text):
-            hint = _HELD_PORT if grouped else _NO_HELD_PORT
-            port = _port(in_use[0])  # Before torch 2.6, some errors have none.
-            return Explanation(hint, headline=f"{f'port {port}' if port else 'a port'} is in use (EADDRINUSE)")
+        if _PORT_IN_USE.search(text):
+            return _HELD_PORT if grouped else _NO_HELD_PORT
         found = found.__cause__
     return None
 
@@ -88,27 +73,15 @@ def _is_of_environment(error: KeyError) -> bool:
     return raised_by == "os" and error.args[0] in _RANK_VARIABLES
 
 
-def _port(text: str) -> str:
-    found = _PORT.search(text)
-    return "" if found is None else found[1] or found[2]
-
-
-def add_hint(error: BaseException, explanation: Explanation) -> None:
-    """Add the hint to the notes of `error` (PEP 678), which pytest shows below its text."""
+def add_hint(error: BaseException, hint: str) -> None:
+    """Add `hint` to the notes of `error` (PEP 678), which pytest shows below its text."""
     with suppress(AttributeError, TypeError):  # The exception's type may not allow it.
         notes = list(getattr(error, "__notes__", ()))
-        if explanation.hint not in notes:  # pytest raises the exception of a fixture again in each test that needs it.
-            vars(error)["__notes__"] = [*notes, explanation.hint]
+        if hint not in notes:  # pytest raises the exception of a fixture again in each test that needs it.
+            vars(error)["__notes__"] = [*notes, hint]
 
 
-def add_section(longrepr: Any, explanation: Explanation) -> None:
-    """Add the hint to pytest's failure `longrepr`, which has been made already."""
+def add_section(longrepr: Any, hint: str) -> None:
+    """Add `hint` to pytest's failure `longrepr`, which has been made already."""
     if hasattr(longrepr, "addsection"):
-        longrepr.addsection("accel", explanation.hint)
-
-
-def add_headline(longrepr: Any, explanation: Explanation) -> None:
-    """Put the headline before the first line of pytest's failure `longrepr`, which the short summary shows."""
-    crash = getattr(longrepr, "reprcrash", None)
-    if explanation.headline and crash is not None:
-        crash.message = f"{explanation.headline}: {crash.message}"
+        longrepr.addsection("accel", hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,17 +48,6 @@ def _worker_plugin(config: pytest.Config) -> Any:
 def worker_manager(config: pytest.Config) -> Any:
     """Return the object that has started xdist's workers, in their controller; None in a session without workers."""
     return getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
-
-
-def number_of_new_worker(manager: Any) -> int:
-    """Return a number that no worker has, and that xdist's `manager` gives to none; any thread may call this."""
-    while True:
-        spec = SimpleNamespace(id=None)
-        try:
-            manager.group.allocate_id(spec)
-        except ValueError:  # The user has given this id to a worker (--tx popen//id=gw0).
-            continue
-        return int(spec.id.removeprefix("gw"))
 
 
 def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:

@@ -82,12 +82,9 @@ class DeviceNeed:
     """Kind of link preferred between the devices; None: no preference."""
 
 
-@runtime_checkable
-class PretendVendor(Protocol):
-    """The additional attribute of a :class:`Vendor` whose devices are simulated."""
-
-    shared: bool
-    """True if the devices are locked between sessions, as real devices are."""
+def is_private(vendor: object) -> bool:
+    """Return whether the devices of `vendor` are simulated for one session: its attribute `shared` is False."""
+    return not getattr(vendor, "shared", True)
 
 
 class MaskError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import resource_tracker
@@ -140,34 +140,23 @@ def mark(directory: str, server: int) -> str:
     return f"{directory}/{server}"
 
 
-def session_of(environ: Mapping[str, str]) -> str:
-    """Return the folder of the session to which a process with this environment belongs; empty if to none."""
-    return environ.get(MARK, "").rpartition("/")[0]
-
-
-def kill_marked(
-    directory: str, server: int | None = None, owner: int | None = None, timeout: float = KILL_TIMEOUT
-) -> tuple[Survivor, ...]:
+def kill_marked(directory: str, server: int | None = None) -> tuple[Survivor, ...]:
     """Kill every process of the session in `directory`, orphans included, but none that :func:`cleans_up`.
 
-    Repeat until none is found. Give up after `timeout` seconds, and return the processes that live on. With `server`,
-    kill only that fork server and what descends from it; with `owner`, only processes that this user alone controls.
-    The processes are found by :data:`MARK` in the environment with which their program was started.
+    Repeat until none is found. Give up after `KILL_TIMEOUT`, and return the processes that live on. With `server`, kill
+    only that fork server and what descends from it. The processes are found by :data:`MARK` in the environment with
+    which their program was started.
     """
-    deadline = monotonic() + timeout
+    deadline = monotonic() + KILL_TIMEOUT
     while True:
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                environ = process.environ()
-                if session_of(environ) != directory or process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                if server is not None and environ[MARK] != mark(directory, server):
-                    continue
-                if _cleans_up(process) or (owner is not None and set(process.uids()) != {owner}):
-                    continue
-                process.kill()
-                found.append(process)
+                session, _, number = process.environ().get(MARK, "").rpartition("/")
+                is_meant = session == directory and (server is None or number == str(server))
+                if is_meant and process.status() != psutil.STATUS_ZOMBIE and not _cleans_up(process):
+                    process.kill()
+                    found.append(process)
         if not found:
             return ()
         psutil.wait_procs(found, timeout=max(0.0, min(1.0, deadline - monotonic())))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -61,31 +60,22 @@ _REPORTER_HOOKS = (*_LISTENER_HOOKS, "pytest_terminal_summary")
 """Hooks by which a plugin listens to reports or writes a summary."""
 
 
-class Call(Enum):
-    """When a rank calls a third-party plugin's implementation of a hook that it does not always call."""
-
-    NEVER = "not called"
-    WRAPPER = "called if it is a wrapper"
-    """An implementation that is not a wrapper replaces the way a test runs, which only the driver may do."""
-    NO_LISTENER = "called unless the plugin listens to reports"
-    NO_REPORTER = "called unless the plugin listens to reports or writes a summary"
-
-
-_RESTRICTED: Mapping[str, Call] = MappingProxyType(
+_NEVER = frozenset(
+    (
+        *_REPORTER_HOOKS,
+        *("pytest_runtestloop", "pytest_ignore_collect", "pytest_deselected", "pytest_warning_recorded"),
+        *("pytest_exception_interact", "pytest_internalerror", "pytest_keyboard_interrupt"),
+        *("pytest_report_header", "pytest_report_collectionfinish", "pytest_report_teststatus"),
+    )
+)
+"""pytest's hooks that ranks do not call in plugins with the role `test`."""
+_NOT_BESIDE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(_REPORTER_HOOKS, Call.NEVER),
-        **dict.fromkeys(("pytest_runtestloop", "pytest_ignore_collect", "pytest_deselected"), Call.NEVER),
-        **dict.fromkeys(("pytest_exception_interact", "pytest_internalerror", "pytest_keyboard_interrupt"), Call.NEVER),
-        **dict.fromkeys(
-            ("pytest_report_header", "pytest_report_collectionfinish", "pytest_report_teststatus"), Call.NEVER
-        ),
-        "pytest_warning_recorded": Call.NEVER,
-        "pytest_runtest_protocol": Call.WRAPPER,
-        **dict.fromkeys(("pytest_sessionstart", "pytest_collection_finish"), Call.NO_LISTENER),
-        **dict.fromkeys(("pytest_sessionfinish", "pytest_unconfigure"), Call.NO_REPORTER),
+        **dict.fromkeys(("pytest_sessionstart", "pytest_collection_finish"), _LISTENER_HOOKS),
+        **dict.fromkeys(("pytest_sessionfinish", "pytest_unconfigure"), _REPORTER_HOOKS),
     }
 )
-"""pytest's hooks that ranks do not always call in plugins with the role `test`. They call all other hooks."""
+"""Hooks that ranks do not call in a plugin with this role if the plugin has one of the others."""
 _OWN = ("_pytest", "pytest", "pytest_accel")
 _INSTALLED = {"site-packages", "dist-packages"}
 """Names of the folders into which packages are installed."""
@@ -208,16 +198,10 @@ def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Map
         return hook in _OPTION_HOOKS
     if role == "full":
         return True
-    match _RESTRICTED.get(hook):
-        case Call.NEVER:
-            return False
-        case Call.WRAPPER:
-            return bool(options.get("wrapper") or options.get("hookwrapper"))
-        case Call.NO_LISTENER:
-            return not any(hasattr(plugin, name) for name in _LISTENER_HOOKS)
-        case Call.NO_REPORTER:
-            return not any(hasattr(plugin, name) for name in _REPORTER_HOOKS)
-    return True
+    # An implementation that is not a wrapper replaces the way a test runs, which only the driver may do.
+    if hook == "pytest_runtest_protocol":
+        return bool(options.get("wrapper") or options.get("hookwrapper"))
+    return hook not in _NEVER and not any(hasattr(plugin, name) for name in _NOT_BESIDE.get(hook, ()))
 
 
 def _module_name(plugin: object) -> str:

@@ -35,10 +35,6 @@ def recorded_group(entry: Mapping[str, Any]) -> str:
     return DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
 
 
-def group_label(*names: str) -> str:
-    """Return the text by which a message refers to the process groups `names`."""
-    others = ", ".join(sorted(name for name in names if name != DEFAULT_GROUP))
-    labels = ["the default process group"] if DEFAULT_GROUP in names else []
-    if others:
-        labels.append(f"process group{'s' if ', ' in others else ''} {others}")
-    return " and ".join(labels)
+def group_label(name: str) -> str:
+    """Return the text by which a message refers to the process group `name`."""
+    return "the default process group" if name == DEFAULT_GROUP else f"process group {name}"

@@ -22,8 +22,6 @@ class Findings:
     """The collectives of the living ranks."""
     waits: Mapping[int, tuple[RankWait, Mapping[int, int]]] = field(default_factory=dict)
     """The messages and exchanges that ranks wait for, and how few of each the ranks have issued that it lacks."""
-    native: Mapping[int, str] = field(default_factory=dict)
-    """Native frames of ranks that hang."""
     at_death: Mapping[int, str] = field(default_factory=dict)
     """The stacks of ranks that were running the test when another rank died."""
     unrecorded_by: str = ""
@@ -89,24 +87,17 @@ class RankProblem:
     """The last lines of the rank's log."""
 
 
-class Examiner:
+class Examiner(WorldInspector):
     """Examines the ranks of one world."""
-
-    def __init__(self, inspector: WorldInspector, *, grouped: bool) -> None:
-        self._inspector = inspector
-        self._grouped = grouped
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
-        return self._inspector.ask(MachineInspector.stacks, pids)
+        return self.ask(MachineInspector.stacks, pids)
 
-    def hung(
-        self, alive: Mapping[int, int], hung: Mapping[int, int], *, thoroughly: bool
-    ) -> tuple[dict[int, str], Findings]:
+    def hung(self, alive: Mapping[int, int], hung: Mapping[int, int]) -> tuple[dict[int, str], Findings]:
         """Return the stacks of the `hung` ranks, and the findings on them.
 
-        `alive` must include ranks that do not hang: they may be the ones that have not reached a collective. With
-        `thoroughly`, native frames are taken as well, which may take seconds.
+        `alive` must include ranks that do not hang: they may be the ones that have not reached a collective.
         """
         stacks = self.stacks(hung)
         records = self.records(alive)
@@ -115,13 +106,12 @@ class Examiner:
             for rank, one in records.items()
             if one.wait is not None and one.wait.kind != "collective"
         }
-        native = self._inspector.ask(MachineInspector.native, hung) if thoroughly else {}
         old = next((one.unrecorded_by for one in records.values() if one.unrecorded_by), "")
-        return stacks, Findings(_collectives(records), waits, native, unrecorded_by=old)
+        return stacks, Findings(_collectives(records), waits, unrecorded_by=old)
 
     def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
         """Return the records of the `alive` ranks that have written one, without disturbing them."""
-        taken = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
+        taken = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
 
     def progress(self, alive: Mapping[int, int]) -> Progress:

@@ -32,7 +32,6 @@ from pytest_accel.core.paths import (
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.oom import oom_kills
-from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.messages.connect import InspectorTarget, call_agent
 from pytest_accel.messages.rank_messages import When
@@ -41,7 +40,7 @@ from pytest_accel.messages.unix_sockets import Connection, limit_reads
 from pytest_accel.messages.world_spec import WorldSpec
 
 _TIMEOUT = 20
-"""Seconds to wait for an answer. Native frames take the longest."""
+"""Seconds to wait for an answer. Stacks of a busy machine take the longest."""
 
 _LONGEST_WAIT = 10.0
 """Seconds that a rank has to write its record while it waits for a processor."""
@@ -117,10 +116,6 @@ class MachineInspector:
                 with suppress(ProcessLookupError):
                     kill(pid, INTERRUPT_SIGNAL)
         return {}
-
-    def native(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """Return the native frames; see `native_frames`."""
-        return native_frames(pids)
 
     def pieces(self, wanted: Mapping[int, tuple[Growing, int]]) -> dict[int, tuple[int, bytes]]:
         """Return the next piece of a file of each rank, with its offset; `wanted` has the file and the offset so far.

@@ -9,7 +9,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from pytest_accel.hardware.cpu_limits import cgroups
+from pytest_accel.hardware.sysfs import read_text
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+
+_COUNTERS = ("memory.events", "memory.oom_control")
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
@@ -17,32 +21,11 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
     `root` is the root of the file system.
     """
-    for path in _counters(root):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            continue
-        counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
-        if counts and counts[0].isdecimal():
-            return int(counts[0])
+    for folder in cgroups(root, "memory"):
+        for line in "\n".join(read_text(folder / name) for name in _COUNTERS).splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return None
-
-
-def _counters(root: Path) -> list[Path]:
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found: list[Path] = []
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        # In a container the path may be the one on the host, while the group is mounted at the top.
-        for inner in dict.fromkeys((path.strip("/"), "")):
-            if not controllers:
-                found.append(root / "sys/fs/cgroup" / inner / "memory.events")
-            elif "memory" in controllers.split(","):
-                found.append(root / "sys/fs/cgroup/memory" / inner / "memory.oom_control")
-    return found
 
 
 def with_oom_cause(end: RankExit, before: int | None, after: int | None) -> RankExit:

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.rank_messages import (
-    NOTHING_ANNOUNCED,
     Announced,
     Collected,
     Finished,
@@ -112,7 +111,7 @@ class RankState:
     """Set when the rank will send nothing more, in any phase."""
     interrupted: bool = False
     """True if the rank hung in Python code, and has failed its test when it was interrupted (`INTERRUPT_SIGNAL`)."""
-    announced: Announced = NOTHING_ANNOUNCED
+    announced: Announced = field(default_factory=Announced)
     """The announcements of the rank in the call of the test."""
     torn_down: TornDown | None = None
     """The rank's answer to the request to tear down all fixtures after the test; None if there is none."""
@@ -131,7 +130,7 @@ class RankState:
         """Reset the state for the next test."""
         self.reports.clear()
         self.finished = self.collected = self.not_run = self.torn_down = None
-        self.announced = NOTHING_ANNOUNCED
+        self.announced = Announced()
 
     def forget_reports(self, when: When) -> None:
         """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""

@@ -1,4 +1,4 @@
-"""The driver's terminal: whether the session has one, and lending it to a rank's debugger."""
+"""Lending of the driver's terminal to a rank's debugger."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from signal import SIGINT, signal
 from termios import TCSADRAIN, tcgetattr, tcsetattr
 
 import pytest
-
-
-def is_interactive(config: pytest.Config) -> bool:
-    """Return whether the session's output goes to a terminal; in an xdist worker, whether the controller's does."""
-    if (given := getattr(config, "workerinput", None)) is not None:
-        return bool(given["accel_terminal"])
-    # Another plugin may have replaced the terminal reporter by an object without `isatty`.
-    return bool(getattr(config.pluginmanager.getplugin("terminalreporter"), "isatty", False))
 
 
 @contextmanager

@@ -14,15 +14,14 @@ from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
-from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
+from pytest_accel.driver.debugger_terminal import lend_terminal
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
-from pytest_accel.messages.rank_messages import CollectFile, ExitRequest, When
+from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
@@ -47,7 +46,6 @@ class Driver:
         self.settings = settings
         self._pool_client = pool_client
         append_to_log_file(config)
-        self._interactive = is_interactive(config)
         self._world: World | None = None
         self._error: BaseException | None = None
         self._running: MarkedTest | None = None
@@ -89,7 +87,7 @@ class Driver:
             following.missing is None
             and following.key == world.grant.spec.key
             and not following.key.fresh
-            and world.condition.reusable
+            and world.monitor.reusable
             and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
             and (not self._pool_client.wanted(world.number) or _share_fixture(before, following))
         )
@@ -106,7 +104,7 @@ class Driver:
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
             or not world.alive
-            or not world.condition.reusable
+            or not world.monitor.reusable
         ):
             self.close()
             world = None
@@ -117,7 +115,7 @@ class Driver:
                 self.close()
         try:
             project_marks = marked.item.config.stash[OWNERS].of_project
-            request = CollectFile(node, marked.sources, marked.plan.devices, project_marks)
+            request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
             world.collect(request, has_hung=node.path in self._hung)
         except KeyboardInterrupt:
             raise
@@ -141,10 +139,7 @@ class Driver:
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
-            on_quiet = self._show_progress if self._interactive and not shows_output(self.config) else None
-            world = self._world = World(
-                grant, self._pool_client, self._debugger_relay(grant), self._tail(grant), on_quiet
-            )
+            world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))
         except BaseException as error:  # Return the world: it would keep its devices and slots.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
             if not isinstance(error, OSError):
@@ -193,11 +188,6 @@ class Driver:
         if self._world is not None and (following is None or not self._can_keep(self._world, before, following)):
             self.close()
 
-    def _show_progress(self, when: When, seconds: float, timeout: float, progress: Progress) -> None:
-        assert self._running is not None
-        folders, test = folders_of(self.config), self._running.item.nodeid
-        self._pool_client.show(sentences.progress_line(test, when, seconds, timeout, progress, folders))
-
     def end_session(self, request: ExitRequest, test: str) -> NoReturn:
         """End the world and the session, as a rank has requested in `test`, the id of a test."""
         self.end_world("a rank has requested the end of the session")
@@ -216,7 +206,7 @@ class Driver:
     def end_world(self, reason: str) -> None:
         """Have the pool terminate the world because of `reason`."""
         if self._world is not None:
-            self._world.condition.rule_out(reason)
+            self._world.monitor.rule_out(reason)
             self.close()
 
     def close(self) -> None:

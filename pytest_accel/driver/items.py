@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,14 +14,13 @@ from pytest_accel.core.marks import Marks
 from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.stash_keys import MARKED, VARIANT
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
-from pytest_accel.driver import rank_data_merge, repro_command
+from pytest_accel.driver import repro_command
 from pytest_accel.driver.item_hooks import without_rank_hooks
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
-from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
-from pytest_accel.messages.rank_data import RankDataError
+from pytest_accel.messages.rank_data import FAILURES, RankDataError
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.judgement import text_longrepr
@@ -45,7 +46,6 @@ class MarkedItem(MarkedTest):
         self._run: WorldRun | None = None
         """The last run of the test; None if it has not begun."""
         self._verdicts: dict[str, Verdict] = {}
-        self._subtests = Subtests(item)
         self._failed_in_merge = False
         """True if a plugin that merged the ranks' data has failed the phase's report."""
 
@@ -74,7 +74,8 @@ class MarkedItem(MarkedTest):
         if not self.key.grouped:
             return False
         if name == "skip":
-            return any(mentions_ranks(source.path) for source in self.sources)
+            conftests = (folder / "conftest.py" for folder in self.item.path.parents)
+            return any(map(mentions_ranks, map(str, (self.item.path, *conftests))))
         return name == "skipif" or (name == "xfail" and not self.expects_failure)
 
     @property
@@ -107,7 +108,7 @@ class MarkedItem(MarkedTest):
             longrepr = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
             self._verdicts["setup"] = Verdict("skipped", longrepr=longrepr)
             pytest.skip(self.missing)
-        self._run = WorldRun(self, self._driver, self.limits, self._subtests)
+        self._run = WorldRun(self, self._driver, self.limits)
         self._phase("setup")
 
     def runtest(self) -> None:
@@ -153,7 +154,20 @@ class MarkedItem(MarkedTest):
             report.accel_missing = self.missing  # type: ignore[attr-defined]
         verdict.complete(report, call, self.item)
         if verdict.rank_data:
-            self._failed_in_merge = rank_data_merge.merge(self.item, report, verdict.rank_data)
+            self._merge_rank_data(report, verdict.rank_data)
+
+    def _merge_rank_data(self, report: pytest.TestReport, sent: Mapping[int, dict[str, Any]]) -> None:
+        """Have plugins merge the data that ranks have `sent` with a phase. A plugin that raises fails the test."""
+        failed_before = report.failed
+        try:
+            self.item.ihook.pytest_accel_merge(item=self.item, report=report, rank_data=sent)
+        except FAILURES as error:
+            text = f"pytest_accel_merge raised {type(error).__name__}: {error}\n{format_exc()}"
+            if failed_before:
+                report.sections.append(("pytest_accel_merge", text))
+            else:
+                report.outcome, report.longrepr = "failed", text
+        self._failed_in_merge = report.failed and not failed_before
 
     def _judge_skip(self, report: pytest.TestReport) -> Verdict | None:
         """Name the condition in the `report` if a hook has skipped the test in this process, which is no rank.
@@ -184,7 +198,12 @@ class MarkedItem(MarkedTest):
         # Not during the phase: pytest would capture the output of plugins as the test's.
         if verdict is not None:
             remote_exceptions.replay_warnings(self.item, verdict.warnings)
-        self._subtests.send(report)
+        for data in () if self._run is None else self._run.take_subtests():
+            subtest = self.item.config.hook.pytest_report_from_serializable(config=self.item.config, data=data)
+            if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
+                # The test is an expected failure, so its failed subtests are too.
+                subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail
+            self.item.ihook.pytest_runtest_logreport(report=subtest)
         if verdict is not None and verdict.longrepr is not None and report.failed and self._run is not None:
             *parents, name = self.node.names
             _, name = self.item.stash.get(VARIANT, (None, name))

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.node_refs import NodeRef, reference
-from pytest_accel.core.source_files import sources_of
+from pytest_accel.core.source_files import recorded_digest
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
 
@@ -19,8 +19,8 @@ class MarkedTest:
         self.item = item
         self.marks = marks
         self.plan = plan
-        self.sources = sources_of(item)
-        """The states of the test's file and of its conftests when this process has collected them."""
+        self.digest = recorded_digest(item)
+        """Digest of the test's file when this process has collected it."""
         self.expects_failure = True
         """False if the ranks have said that no mark xfail of the test applies there."""
         self.following: MarkedTest | None = None

@@ -9,15 +9,14 @@ from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.deadlock import deadlocked
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
-from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
+from pytest_accel.diagnostics.inspector import MachineInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
-from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.messages.flight_record import RankWait
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.rank_messages import (
@@ -25,7 +24,6 @@ from pytest_accel.messages.rank_messages import (
     CannotRun,
     Collected,
     ExitRequest,
-    ExtraReport,
     Finished,
     ForkReturned,
     PhaseReport,
@@ -57,21 +55,21 @@ _CLOSED_TIMEOUT = 5.0
 class RankMonitor:
     """Receives the messages of a world's ranks, and records how the ranks end. Owned by the driver's `World`."""
 
-    def __init__(
-        self, grant: WorldGrant, pool_client: PoolClient, condition: WorldCondition, debugger: DebuggerRelay
-    ) -> None:
+    def __init__(self, grant: WorldGrant, pool_client: PoolClient, debugger: DebuggerRelay) -> None:
         """Connect to the ranks of `grant`. Requests of the ranks for a debugger go to `debugger`."""
         self._number = grant.spec.world
         self._pool_client = pool_client
-        self._condition = condition
+        self.kill_reason: str | None = None
+        """Why the ranks must be killed; None if they need not be. The first reason is kept."""
+        self.retire = False
+        """True if the ranks must not run another test, but can shut down cleanly."""
         self._debugger = debugger
-        self._inspector = WorldInspector(grant.directory, grant.spec)
         self._has_records = grant.spec.ranks > 1 and grant.spec.grouped and grant.spec.key.init
         """True if the ranks answer at once when they are asked for records of their collectives.
 
         In a world without a process group of its own, a rank that has not made one does not answer.
         """
-        self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
+        self._examiner = Examiner(grant.directory, grant.spec)
         self._oom_kills = self._count_oom_kills(grant.spec.ranks)
         self.serial = 0
         """Number of the current test."""
@@ -88,7 +86,7 @@ class RankMonitor:
         """The waits that the last look has found to have no end; empty if ranks have sent messages since."""
         self._next_look = 0.0
         """Time at which to look for a deadlock next (`clock.monotonic`)."""
-        self._extras: list[tuple[int, ExtraReport]] = []
+        self._extras: list[tuple[int, PhaseReport]] = []
         self._selector = DefaultSelector()
         self.ranks: list[RankConnection] = []
         try:
@@ -107,6 +105,16 @@ class RankMonitor:
             rank.close()
         self._selector.close()
 
+    @property
+    def reusable(self) -> bool:
+        """True if nothing is known that keeps the world from running another test."""
+        return self.kill_reason is None and not self.retire
+
+    def rule_out(self, kill_reason: str | None = None, *, retire: bool = False) -> None:
+        """Have the world killed for `kill_reason`, or shut down cleanly if `retire` is set; neither: change nothing."""
+        self.kill_reason = self.kill_reason or kill_reason
+        self.retire = self.retire or retire
+
     def begin(self, now: float) -> None:
         """Make a test the current one; it begins at the time `now`. Called for its collection, too."""
         self.serial += 1
@@ -122,7 +130,7 @@ class RankMonitor:
         """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
         return self.began if when == "setup" or self.call_began is None else self.call_began
 
-    def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
+    def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
         phases = PHASES[: PHASES.index(when) + 1]
         taken = [entry for entry in self._extras if entry[1].when in phases]
@@ -186,9 +194,10 @@ class RankMonitor:
             self.exit_request = self.exit_request or message
             self._record_end(rank, "died", sentences.exit_request(message.reason))
         elif isinstance(message, PhaseReport) and message.serial == self.serial:
-            rank.reports[message.when] = message
-        elif isinstance(message, ExtraReport) and message.serial == self.serial:
-            self._extras.append((rank.rank, message))
+            if message.at:
+                rank.reports[message.when] = message
+            else:
+                self._extras.append((rank.rank, message))
         elif isinstance(message, Announced):
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced = message
@@ -200,9 +209,7 @@ class RankMonitor:
             rank.torn_down = message
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
-            self._condition.rule_out(
-                sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error
-            )
+            self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
 
     # Observation from outside
 
@@ -214,10 +221,6 @@ class RankMonitor:
     def stacks(self) -> dict[int, str]:
         """Return the present stacks of every living rank."""
         return self._examiner.stacks(self._alive)
-
-    def progress(self) -> Progress:
-        """Return what the living ranks are doing."""
-        return self._examiner.progress(self._alive)
 
     def finds_deadlock(self, deadline: float) -> bool:
         """Return True if two looks have found the same deadlock; `deadline` is the end of the test's own timeout."""
@@ -237,12 +240,12 @@ class RankMonitor:
     def is_any_at_work(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._inspector.ask(MachineInspector.at_work, unfinished).values())
+        return any(self._examiner.ask(MachineInspector.at_work, unfinished).values())
 
     def is_any_held_up(self) -> bool:
         """Return True if a rank that has not finished the test waits for a processor or a disk."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._inspector.ask(MachineInspector.held_up, unfinished).values())
+        return any(self._examiner.ask(MachineInspector.held_up, unfinished).values())
 
     # Exits and hangs of ranks
 
@@ -254,9 +257,7 @@ class RankMonitor:
         """
         phases = {rank.rank: rank.phase for rank in pending}
         is_early = hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK)
-        # Native frames take seconds to collect. They are not needed if the cause is known.
-        known = is_early or any(rank.end is not None or rank.has_failed for rank in self.ranks)
-        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=not known)
+        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending))
         for rank in pending:
             phase = phases[rank.rank]
             if is_early:
@@ -272,13 +273,13 @@ class RankMonitor:
 
         Those in C code do not react.
         """
-        self._inspector.ask(MachineInspector.interrupt, _pids(hung))
+        self._examiner.ask(MachineInspector.interrupt, _pids(hung))
         deadline = monotonic() + _REACTION
         for rank in hung:
             descriptor = rank.connection.fileno()
             reacts = is_readable(descriptor, max(0.0, deadline - monotonic()))
             rank.interrupted = reacts and not has_ended(descriptor)
-        self._condition.rule_out(retire=any(rank.interrupted for rank in hung))
+        self.rule_out(retire=any(rank.interrupted for rank in hung))
 
     def _record_end(
         self,
@@ -293,7 +294,7 @@ class RankMonitor:
         hang: Hang | None = None,
     ) -> None:
         """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
-        captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        captured = self._examiner.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
             captured, stack = split_fault(captured)
@@ -314,7 +315,7 @@ class RankMonitor:
         for source in rank.sources:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        self._condition.rule_out(sentences.describe_end(rank.end))
+        self.rule_out(sentences.describe_end(rank.end))
 
     def _handle_exit(self, rank: RankConnection) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""
@@ -333,7 +334,7 @@ class RankMonitor:
         self._record_end(rank, "died", at=now, exit=end)
 
     def _count_oom_kills(self, size: int) -> dict[int, int | None]:
-        return self._inspector.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
+        return self._examiner.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
 
 
 def _pids(ranks: Iterable[RankConnection]) -> dict[int, int]:

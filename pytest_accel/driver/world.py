@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pickle import dumps
-
-import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
-from pytest_accel.diagnostics.diagnosis import Findings, Progress
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -21,13 +18,10 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
-from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.messages.rank_messages import (
     Announced,
     Collected,
     CollectFile,
-    ExitRequest,
-    ExtraReport,
     Finished,
     Prepare,
     RunCall,
@@ -50,12 +44,6 @@ _LONGEST_HOLD = 1.0
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
-QUIET = 30.0
-"""Seconds in one phase of a test after which the user at the terminal is shown what the ranks are doing."""
-
-OnQuiet = Callable[[When, float, float, Progress], None]
-"""Called with the phase, its duration, its timeout, and what the ranks are doing."""
-
 _OUTPUT_INTERVAL = 0.05
 """Seconds between two reads of the ranks' output, if it is shown while the test runs."""
 
@@ -73,22 +61,14 @@ class World:
         pool_client: PoolClient,
         debugger: DebuggerRelay,
         tail: OutputTail | None = None,
-        on_quiet: OnQuiet | None = None,
     ) -> None:
-        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write.
-
-        `on_quiet` is called once in each phase that takes longer than `QUIET` seconds.
-        """
-        self._on_quiet = on_quiet
-        self._quiet: tuple[int, When] | None = None
-        """Test and phase for which `on_quiet` was called last."""
+        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write."""
         self._debugger = debugger
         self._tail = tail
         self._output_due = 0.0
         """Time at which the ranks' output is read next (`clock.monotonic`)."""
         self.grant = grant
         self._waited = grant.waited
-        self.condition = WorldCondition()
         self.closed = False
         """True once the world has been given back to the pool."""
         self._pool_client = pool_client
@@ -106,8 +86,8 @@ class World:
         """True if this driver has sent the world a test."""
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
-        self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
-        self._ranks = self._monitor.ranks
+        self.monitor = RankMonitor(grant, pool_client, debugger)
+        self._ranks = self.monitor.ranks
 
     @property
     def number(self) -> int:
@@ -140,7 +120,7 @@ class World:
         self._refused = None  # Something else may have kept the test that was refused from its setup.
         if node.family in self._families.get(node.path, ()):
             return
-        self._monitor.begin(monotonic())
+        self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
         seconds = COLLECTION_TIMEOUT_AFTER_HANG if has_hung else COLLECTION_TIMEOUT
@@ -163,14 +143,14 @@ class World:
         """Have the ranks prepare for tests if they have not; return whether all have done so."""
         if not all(answer.prepared for answer in answers):
             self._busy = True
-            self._monitor.ready.clear()
+            self.monitor.ready.clear()
             self._send(Prepare())
             self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
             self._busy = False
         return all(rank.end is None for rank in self._ranks)
 
     def _is_ready(self, rank: RankConnection) -> bool:
-        return rank.rank in self._monitor.ready
+        return rank.rank in self.monitor.ready
 
     @property
     def hung_in_collection(self) -> bool:
@@ -197,24 +177,12 @@ class World:
             if limit == hang.seconds and any(rank.end is not None for rank in self._ranks):
                 began, limit = monotonic(), GRACE
             looked, deadline = monotonic(), began + limit + self._held_up
-            if self._monitor.pump(min(deadline, looked + self._show_output())):
+            if self.monitor.pump(min(deadline, looked + self._show_output())):
                 continue
-            if hang.cause is HangCause.COLLECTION_TIMEOUT:
-                self._show_if_quiet("setup", began, hang.seconds)
             if looked >= deadline:
                 self._give_up(pending, hang, self._grace()._replace(seconds=GRACE))
             elif limit == GRACE:
                 self._extend_grace(looked)
-
-    @property
-    def findings(self) -> Findings:
-        """The diagnosis of the living ranks of a test that failed."""
-        return self._monitor.findings
-
-    @property
-    def exit_request(self) -> ExitRequest | None:
-        """The request of a test to end the session; None if there is none."""
-        return self._monitor.exit_request
 
     def take_wait(self) -> float:
         """Return the seconds that the driver's first test waited for devices or CPU slots; 0 for each later test."""
@@ -230,23 +198,23 @@ class World:
             self._refused = None
             return
         self.used = self._busy = True
-        self._monitor.begin(monotonic())
+        self.monitor.begin(monotonic())
         following = None if marked.following is None else marked.following.node
-        serial, item = self._monitor.serial, marked.item
-        names, skips = (item.name, item.nodeid), _skips(item)
-        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, skips))
+        serial, item = self.monitor.serial, marked.item
+        names = item.name, item.nodeid
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
-        if self._monitor.call_began is None and not all(rank.done for rank in self._ranks):
-            self._monitor.call_began = monotonic()
+        if self.monitor.call_began is None and not all(rank.done for rank in self._ranks):
+            self.monitor.call_began = monotonic()
             self._send(message)
 
     def _send(self, message: object) -> None:
         data = dumps(message)
         for rank in self._ranks:
             if rank.end is None and not rank.send(data):
-                self._monitor.record_unread(rank)
+                self.monitor.record_unread(rank)
 
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
@@ -310,17 +278,16 @@ class World:
 
         Before that, look for messages once more: this process may have been delayed.
         """
-        if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
+        if self._debugger.serve(self._ranks, partial(self.monitor.pump, math.inf)):
             return
-        began = max(beginning(when, self._ranks, self._monitor.began_of(when)), self._debugger.ended)
+        began = max(beginning(when, self._ranks, self.monitor.began_of(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)
         interval = self._show_output()
         looked = monotonic()
-        if self._monitor.pump(min(end, looked + interval)):
+        if self.monitor.pump(min(end, looked + interval)):
             return
-        self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
             timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
@@ -329,10 +296,10 @@ class World:
         elif (
             not self._any_failed_or_ended
             and not expected_ends.agreed(self.announced)
-            and self._monitor.finds_deadlock(deadline)
+            and self.monitor.finds_deadlock(deadline)
         ):
             unfinished = [rank for rank in self._ranks if not rank.done]
-            self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
+            self.monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
 
     def _show_output(self) -> float:
         """Show the next output of the ranks if that is due; return the seconds until it is due again."""
@@ -343,17 +310,10 @@ class World:
             self._output_due = now if self._tail.show() else now + _OUTPUT_INTERVAL
         return self._output_due - now
 
-    def _show_if_quiet(self, when: When, began: float, timeout: float) -> None:
-        """Show what the ranks are doing if they are in phase `when` for `QUIET` seconds, once in each phase."""
-        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
-            self._quiet = self._monitor.serial, when
-            progress = self._monitor.progress()
-            self._on_quiet(when, monotonic() - began, timeout, progress)
-
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""
         passed = monotonic() - since
-        lost = passed if self._monitor.is_any_held_up() else max(0.0, passed - 2 * _INTERVAL)
+        lost = passed if self.monitor.is_any_held_up() else max(0.0, passed - 2 * _INTERVAL)
         self._held_up = min(self._held_up + lost, _LONGEST_EXTENSION)
 
     def finished(self) -> dict[int, Finished]:
@@ -371,7 +331,7 @@ class World:
         data = dumps(TearDown())
         for rank in tearing:
             if not rank.send(data):
-                self._monitor.record_unread(rank)
+                self.monitor.record_unread(rank)
         hang = Hang(HangCause.PHASE_TIMEOUT, RETIRE_TIMEOUT, "teardown")
         self._await(lambda rank: rank not in tearing or rank.torn_down is not None, hang)
         ended = [rank for rank in tearing if rank.end is not None]
@@ -396,41 +356,33 @@ class World:
         # If one has reacted, those in C code that wait for it usually fail, too, and have time to tear down.
         return [] if any(rank.interrupted for rank in ended) else [rank.rank for rank in ended]
 
-    def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
-        """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
-        return self._monitor.take_extras(when)
-
-    def stacks(self) -> dict[int, str]:
-        """Return the present stacks of every living rank."""
-        return self._monitor.stacks()
-
     def close(self) -> None:
         """Give the world back to the pool, which kills it if its ranks still run a test."""
         self.closed = True
         with ExitStack() as stack:  # Return the world after any error.
             stack.callback(self._release)
-            stack.callback(self._monitor.close)
+            stack.callback(self.monitor.close)
             if self._tail is not None:
                 stack.callback(self._tail.drain)
 
     def _release(self) -> None:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks)
-        kill_reason = self.condition.kill_reason
+        kill_reason = self.monitor.kill_reason
         if kill_reason is None and self._busy and not all(rank.done for rank in self._ranks):
             kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
-        retire = self.condition.retire or (kill_reason is not None and ended)
+        retire = self.monitor.retire or (kill_reason is not None and ended)
         self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
 
     @property
     def alive(self) -> bool:
         """True if every rank lives. Handles all pending messages and exits first."""
-        while self._monitor.pump(0.0):
+        while self.monitor.pump(0.0):
             pass
         return all(rank.end is None for rank in self._ranks)
 
     def _grace(self) -> Grace:
-        found = grace(self._unexpected, self._debugger.ended, self._monitor.is_any_at_work)
+        found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_at_work)
         if found.event is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
         return found._replace(end=found.end + self._held_up)
@@ -441,14 +393,4 @@ class World:
         `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
         """
         stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
-        self._monitor.record_hung(pending, timed_out if spent.event is None else stopped)
-
-
-def _skips(item: pytest.Item) -> bool:
-    """Return whether a mark ``skipif`` of `item` has a condition that is true in this process, and no text."""
-    for _, mark in item.iter_markers_with_node("skipif"):
-        conditions = (*mark.args, mark.kwargs.get("condition", False))
-        with suppress(Exception):  # The ranks report a condition that has no truth value.
-            if any(condition and not isinstance(condition, str) for condition in conditions):
-                return True
-    return False
+        self.monitor.record_hung(pending, timed_out if spent.event is None else stopped)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -16,7 +16,6 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
-from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.world_spec import WorldSpec
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 class WorldRun:
     """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up."""
 
-    def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits, subtests: Subtests) -> None:
-        """Start the test in a world of the `driver`. Reports of subtests are added to `subtests`."""
+    def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits) -> None:
+        """Start the test in a world of the `driver`."""
         __tracebackhide__ = True
         self._test = test
         self._driver = driver
         self._limits = limits
-        self._subtests = subtests
+        self._subtests: list[dict[str, Any]] = []
+        """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
         self._outcomes: dict[When, str] = {}
         """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
@@ -51,6 +51,11 @@ class WorldRun:
     def has_world(self) -> bool:
         """False after the last phase, and if the driver has given the world back before."""
         return self._world is not None and not self._world.closed
+
+    def take_subtests(self) -> list[dict[str, Any]]:
+        """Return the merged reports of subtests, and forget them."""
+        taken, self._subtests = self._subtests, []
+        return taken
 
     def phase(self, when: When) -> Verdict:
         """Wait for phase `when`, and return its verdict."""
@@ -97,7 +102,7 @@ class WorldRun:
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
-            findings=world.findings,
+            findings=world.monitor.findings,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
@@ -106,14 +111,14 @@ class WorldRun:
         )
         # Subtests of a setup that passed are reported with the call phase, which follows.
         if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
-            reports = merged_subtests.merge(world.take_extras(when), phase)
-            self._subtests.add(reports)
+            reports = merged_subtests.merge(world.monitor.take_extras(when), phase)
+            self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
             verdict = judge(structs.replace(phase, leak_errors=leak_errors))
-        world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
-        if when == "teardown" and not world.condition.reusable and (errors := world.tear_down()):
+        world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)
+        if when == "teardown" and not world.monitor.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)
             verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
         if when == "teardown" and (lost := world.not_torn_down) and (fixtures := wider_fixtures(self._test.item)):
@@ -134,7 +139,7 @@ class WorldRun:
         except BaseException as error:
             # After another plugin's timeout the ranks still run.
             folders = folders_of(item.config)
-            for rank, stack in world.stacks().items():
+            for rank, stack in world.monitor.stacks().items():
                 item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
@@ -142,8 +147,8 @@ class WorldRun:
         return outcomes
 
     def _end_session_if_requested(self, world: World) -> None:
-        if world.exit_request is not None:
-            self._driver.end_session(world.exit_request, self._test.item.nodeid)
+        if world.monitor.exit_request is not None:
+            self._driver.end_session(world.monitor.exit_request, self._test.item.nodeid)
 
     def _add_properties(self, properties: Iterable[tuple[str, object]]) -> None:
         own = self._test.item.user_properties

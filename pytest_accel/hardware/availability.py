@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
-from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.health import IDLE_MEMORY, Health, HealthVendor
 
 RECOVERY_TIMEOUT = 5.0
@@ -42,31 +40,26 @@ class Suspect:
         return replace(self, memory_free=health.memory_free, risen=now)
 
 
-def recovery(
-    expected: int | None, health: Health, suspect: Suspect, now: float
-) -> Literal["recovered", "waiting", "missing"]:
+def has_recovered(expected: int | None, health: Health, suspect: Suspect, now: float) -> bool:
     """Return whether a device is usable again after its processes were killed.
 
     `expected` is the number of bytes that should be free. Only the killed processes are waited for: what living
     processes use, of this session or of others, stays in use. If the driver lists no process that can be seen here, as
     in a container, memory that is not free cannot be attributed, and the wait ends when no more becomes free.
-    "missing" means that the device is usable, with less free memory than expected.
     """
     if expected is None or health.memory_free is None or health.memory_free + _SLACK >= expected:
-        return "recovered"
+        return True
     if now - suspect.since >= RECOVERY_TIMEOUT:
-        return "missing"
-    if suspect.killed & health.pids:
-        return "waiting"
-    return "missing" if health.sees_users or now - suspect.risen >= SETTLE_TIME else "waiting"
+        return True
+    return not suspect.killed & health.pids and (health.sees_users or now - suspect.risen >= SETTLE_TIME)
 
 
 class Guard:
     """Decides which `devices` of one kind may be leased now. Thread-safe.
 
     Only a fault that the driver itself reports sets a device aside. Everything that is inferred, such as from memory in
-    use, makes a test wait for a bounded time and is reported (`missing`): the cause may be processes of other programs,
-    or the session's own main process.
+    use, makes a test wait for a bounded time: the cause may be processes of other programs, or the session's own main
+    process.
 
     `session` is the pid of the session's main process. `waits` is ``accel_busy = wait``: a device that other processes
     use may not be leased until they have finished.
@@ -93,7 +86,6 @@ class Guard:
         self._aside: dict[str, str] = {}
         self._expected = {device.id: device.memory_free for device in devices}
         """Bytes that should be free on an unused device: at the session's start, or after the last wait in vain."""
-        self._missing: dict[str, str] = {}
         self._occupied = {
             device.id for device in devices if (device.memory or 0) - (device.memory_free or 0) > IDLE_MEMORY
         }
@@ -106,12 +98,6 @@ class Guard:
         """Reasons, by id, for the devices that are not leased again in this session."""
         with self._lock:
             return dict(self._aside)
-
-    @property
-    def missing(self) -> Mapping[str, str]:
-        """For each device that had less free memory than expected after a kill: how much, and who holds it."""
-        with self._lock:
-            return dict(self._missing)
 
     def suspect(self, ids: Iterable[str], killed: Collection[int]) -> None:
         """Check these devices before they are leased again, because their processes `killed` have been killed."""
@@ -148,20 +134,13 @@ class Guard:
         if name in self._killed:
             self._suspects[name] = Suspect(self._killed.pop(name), now, risen=now)
         suspect = self._suspects[name] = self._suspects[name].look(health, now)
-        expected = self._expected[name]
-        found = recovery(expected, health, suspect, now)
-        if found == "waiting":
+        expected, free = self._expected[name], health.memory_free
+        if not has_recovered(expected, health, suspect, now):
             return False
         del self._suspects[name]
-        if found == "missing":
-            assert expected is not None
-            assert health.memory_free is not None
-            missing = format_memory(expected - health.memory_free)
-            who = f"by {health.users}" if health.users else "by no process that the driver shows here"
-            self._missing[name] = f"{missing} of its memory were still in use after its processes were killed, {who}"
-            if not health.sees_users:
-                # Nobody can say whether the same memory is missing again. Do not wait for it a second time.
-                self._expected[name] = health.memory_free
+        if not health.sees_users and expected is not None and free is not None:
+            # Nobody can say whether memory that is missing now is missing again. Do not wait for it a second time.
+            self._expected[name] = min(expected, free)
         return True
 
     def _health(self, name: str) -> Health:

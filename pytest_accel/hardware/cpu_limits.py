@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_accel.hardware.sysfs import read_text
@@ -27,33 +27,24 @@ def cpu_slots() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
-def threads_beside_ccl(cores: int, environ: Mapping[str, str]) -> int:
-    """Return how many of `cores` remain for computation beside oneCCL's worker threads; at least 1.
-
-    ``CCL_WORKER_COUNT`` (default 1) threads each keep a core busy (oneCCL environment variables, "Workers").
-    """
-    workers = environ.get("CCL_WORKER_COUNT", "1")
-    return max(1, cores - (int(workers) if workers.isdecimal() else 1))
-
-
 def cpu_quota(root: Path) -> float | None:
     """Return the cgroup's quota of CPU time, in CPUs: the lowest of the cgroup and its parents; None if unlimited.
 
     Neither the affinity nor `os.cpu_count` considers it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
     ``cpu.cfs_period_us``.
     """
-    found = map(_quota, _cgroups(root, "cpu"))
+    found = map(_quota, cgroups(root, "cpu"))
     return min((quota for quota in found if quota is not None), default=None)
 
 
 def usable_memory(root: Path = Path("/")) -> int:
     """Return the bytes of the machine's memory, or the lowest limit of the cgroup and its parents if that is less."""
-    limits = [read_text(folder / name) for folder in _cgroups(root, "memory") for name in _MEMORY_LIMITS]
+    limits = [read_text(folder / name) for folder in cgroups(root, "memory") for name in _MEMORY_LIMITS]
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([present, *(int(limit) for limit in limits if limit.isdecimal())])
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+def cgroups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folder of each cgroup in which `controller` limits this process, and of its parents."""
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,8 +14,6 @@ from pytest_accel.core.units import format_memory
 
 IDLE_MEMORY = 2 * 1024**3
 """Bytes that the driver (some 600 MiB) and a desktop may use on an otherwise idle device."""
-USED_BY_SUITE = "in which code of the suite has used the device"
-"""The summary says this of a process of this session that uses a device and is no rank."""
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
 
@@ -60,8 +58,6 @@ class Health:
     """The processes that the driver lists, of this session and of others."""
     sees_users: bool = False
     """True if the driver lists processes, and all of them can be seen here. In a container they often cannot."""
-    users: str = ""
-    """The listed processes that are no ranks of this session, as text that follows ``by``; empty if there are none."""
 
 
 @runtime_checkable
@@ -80,14 +76,13 @@ class HealthVendor(Protocol):
         ...
 
 
-def judge(facts: Facts, own: Mapping[int, str] | None = None, names: Mapping[int, str] | None = None) -> Health:
+def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] = MappingProxyType({})) -> Health:
     """Return the health of a device with these `facts`: sick, else busy, else fine.
 
-    `own` are the session's processes, which do not make a device busy: by pid, the description of one that is no rank,
-    and an empty text for a rank. `names` has the names of the processes that can be seen here, by pid. If the driver
-    reports no process (in a container it may hide them), much used memory makes a device busy too.
+    `own` are the pids of the session's processes, which do not make a device busy. `names` has the names of the
+    processes that can be seen here, by pid. If the driver reports no process (in a container it may hide them), much
+    used memory makes a device busy too.
     """
-    own, names = own or {}, names or {}
     sickness = _sickness(facts)
     if sickness:
         return Health("sick", sickness, facts.memory_free)
@@ -99,15 +94,8 @@ def judge(facts: Facts, own: Mapping[int, str] | None = None, names: Mapping[int
         used = format_memory(facts.memory_used or 0)
         reason = f"has {used} of its memory in use, but no process on it is visible from here"
     pids = frozenset(process.pid for process in facts.processes)
-    users = [_holder(process, names, own) for process in facts.processes if own.get(process.pid) != ""]
-    return Health(
-        "busy" if reason else "fine",
-        reason,
-        facts.memory_free,
-        pids,
-        sees_users=bool(pids) and pids <= names.keys(),
-        users=", ".join(users),
-    )
+    sees_users = bool(pids) and pids <= names.keys()
+    return Health("busy" if reason else "fine", reason, facts.memory_free, pids, sees_users)
 
 
 def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:
@@ -115,7 +103,7 @@ def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Heal
 
     `session` is a pid (None: this process). It and its descendants do not count as users of a device.
     """
-    own: dict[int, str] = {}
+    own: set[int] = set()
     names: dict[int, str] = {}
     pids = {process.pid for one in facts.values() for process in one.processes}
     if pids:
@@ -128,12 +116,8 @@ def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Heal
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 names[pid] = process.name()
-                parents = [parent.pid for parent in process.parents()]
-                if pid == main:
-                    own[pid] = f"this session's main process, {USED_BY_SUITE}"
-                elif main in parents:
-                    # The main process is the parent of xdist's workers. The parent of a rank is a fork server.
-                    own[pid] = f"this session's, {USED_BY_SUITE}" if parents[0] == main else ""
+                if main in (pid, *(parent.pid for parent in process.parents())):
+                    own.add(pid)
     return {name: judge(one, own, names) for name, one in facts.items()}
 
 
@@ -153,8 +137,8 @@ def _sickness(facts: Facts) -> str:
     return ""
 
 
-def _holder(process: Process, names: Mapping[int, str], own: Mapping[int, str] = MappingProxyType({})) -> str:
-    details = [own.get(process.pid) or names.get(process.pid) or "not visible from here"]
+def _holder(process: Process, names: Mapping[int, str]) -> str:
+    details = [names.get(process.pid) or "not visible from here"]
     if process.used is not None:
         details.append(format_memory(process.used))
     return f"pid {process.pid} ({', '.join(details)})"

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_accel.core.device import Device, PretendVendor, Vendor
+from pytest_accel.core.device import Device, Vendor, is_private
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.core.world_key import WorldKey
@@ -229,7 +229,7 @@ class Machine:
 
     def _outer(self, vendor: Vendor) -> str:
         """Return `Inventory.outer` for the devices of `vendor`; empty if this session may use all of them."""
-        held, private = self.held, isinstance(vendor, PretendVendor) and not vendor.shared
+        held, private = self.held, is_private(vendor)
         # Slots of the kind cpu are parts of the cores to which a rank is confined.
         if held is None or private or vendor.kind == "cpu" or (vendor.kind != held.kind and not vendor.hardware):
             return ""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import EntryPoint
-from inspect import getattr_static
-from typing import Any
 
 from pytest_accel.core.device import Vendor
 from pytest_accel.core.kinds import KINDS, published
@@ -40,7 +38,8 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
         raise ValueError(f"{source}: {error}") from error
     except Exception as error:
         raise VendorError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
-    lacking = [name for name in _vendor_names() if not _has(made, name)]
+    names = sorted(name for name in {**Vendor.__annotations__, **vars(Vendor)} if not name.startswith("_"))
+    lacking = [name for name in names if not hasattr(made, name)]
     if lacking:
         raise VendorError(f"{source} is no vendor: {type(made).__name__} has no {', '.join(lacking)}")
     if made.kind != kind:
@@ -57,12 +56,3 @@ def describe_kind(kind: str) -> str:
 
 def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
-
-
-def _vendor_names() -> list[str]:
-    return sorted({*Vendor.__annotations__, *(name for name in vars(Vendor) if not name.startswith("_"))})
-
-
-def _has(made: Any, name: str) -> bool:
-    missing = object()
-    return getattr_static(made, name, missing) is not missing

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.core.device import Device, DeviceNeed, PretendVendor
+from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.availability import Guard
@@ -310,12 +310,6 @@ class Leases:
             return None
         return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in kind.set_aside.items())])
 
-    @property
-    def missing(self) -> list[str]:
-        """A line for each device with less free memory than at the session's start: how much, and who uses it."""
-        guards = [kind.guard for kind in self._kinds.values() if kind.guard is not None]
-        return [f"{name}: {text}" for guard in guards for name, text in guard.missing.items()]
-
     async def run(self) -> None:
         """Look after what other sessions do, as long as this session lives: they send no notices."""
         next_look = next_check = 0.0
@@ -387,7 +381,7 @@ class Leases:
             guard = None
             if isinstance(vendor, HealthVendor):
                 guard = Guard(vendor, inventory.devices, self._machine.main_pid, waits=self._waits_for_busy)
-            if isinstance(vendor, PretendVendor) and not vendor.shared:
+            if is_private(vendor):
                 kind = _Kind(inventory, None, guard)
             else:
                 folder, surrounding = self._find_surrounding(inventory)

@@ -10,7 +10,6 @@ from msgspec import Struct, field
 
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.core.source_files import SourceState
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
@@ -23,8 +22,8 @@ class CollectFile(Struct, frozen=True):
     """Collect the file of the test `node` unless that has been done, and find the test. The answer is `Collected`."""
 
     node: NodeRef
-    sources: tuple[SourceState, ...] = ()
-    """The states of the file and of its conftests when the driver has collected them."""
+    digest: bytes = b""
+    """Digest of the file when the driver has collected it; empty if it is not known."""
     devices: int | None = None
     """Number of the session's devices of the test's kind; None if there is no such kind."""
     project_marks: frozenset[str] = frozenset()
@@ -51,8 +50,6 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
-    skips: bool = False
-    """True if a mark ``skipif`` of the test in the driver, which does not evaluate it, would skip the test, too."""
 
 
 class RunCall(Struct, frozen=True):
@@ -114,13 +111,14 @@ class ForkReturned(Struct, frozen=True):
 
 
 class PhaseReport(Struct, frozen=True):
-    """The report of one phase of a test."""
+    """The report of one phase of a test, or an additional report in it, such as that of a subtest."""
 
     serial: int
     when: When
     report: dict[str, Any]
-    """The pytest report of this phase, as ``pytest_report_to_serializable`` returns it."""
-    at: float
+    """The pytest report, as ``pytest_report_to_serializable`` returns it."""
+    at: float = 0.0
+    """0 for an additional report."""
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
 
@@ -154,9 +152,6 @@ class Announced(Struct, frozen=True):
     """Number of failed checks of pytest-check, which a rank that ends does not report."""
 
 
-NOTHING_ANNOUNCED = Announced()
-
-
 class TerminalRequest(Struct, frozen=True):
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 
@@ -180,16 +175,6 @@ class ExitRequest(Struct, frozen=True):
     returncode: int | None
     place: str
     """File and line of the request, as pytest shows them."""
-
-
-class ExtraReport(Struct, frozen=True):
-    """A report that a test makes in addition to those of its phases, such as that of a subtest."""
-
-    serial: int
-    when: When
-    """The phase in which the report was made."""
-    report: dict[str, Any]
-    """The report, as ``pytest_report_to_serializable`` returns it."""
 
 
 class ExceptionSketch(Struct, frozen=True):
@@ -221,20 +206,15 @@ The other end is None for a receive from any rank. The tag is 0 if the backend i
 """
 
 
-class CallSite(Struct, frozen=True):
-    """The line of code that has called a function of `torch.distributed`."""
-
-    function: str
-    path: str
-    line: int
-
-
 class UnawaitedCollective(Struct, frozen=True):
     """A collective that a test has started and not waited for, and that has failed or does not complete."""
 
-    place: CallSite
+    function: str
+    """The function of `torch.distributed` that the test has called."""
+    path: str
+    line: int
     error: str | None
-    """Text of the error; None: it has not completed."""
+    """First line of the error; None: it has not completed."""
 
 
 class TornDown(Struct, frozen=True):
@@ -278,8 +258,8 @@ class Leak(Struct, frozen=True):
 class Finished(Struct, frozen=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
-    serial: int
-    collectives: Mapping[str, tuple[tuple[int, ...], int | None]]
+    serial: int = 0
+    collectives: Mapping[str, tuple[tuple[int, ...], int | None]] = field(default_factory=dict)
     """For each process group of the rank: the global ranks of its members, and its number of issued collectives.
 
     The number is None if it is unknown: the backend does not count.
@@ -290,8 +270,6 @@ class Finished(Struct, frozen=True):
     leaks: tuple[Leak, ...] = ()
     device_error: str = ""
     """The error of work on a device that has made the device unusable for the rank, which must be killed; or empty."""
-    lost_default: bool = False
-    """True if the test destroyed or replaced the world's default process group. The rank must be killed."""
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     groups_by_test: int = 0

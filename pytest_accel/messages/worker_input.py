@@ -16,16 +16,6 @@ VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_T
 """The variables that xdist sets in a worker."""
 
 
-class RankInput(dict[str, Any]):
-    """`config.workerinput` in a rank. The error for a missing entry says why."""
-
-    def __missing__(self, name: str) -> Any:
-        raise KeyError(
-            f"{name} is missing in workerinput of this rank: pytest_configure_node is not called for ranks; make the "
-            "value in a fixture, from the fixture worker_id"
-        )
-
-
 def environment(given: WorkerInput) -> dict[str, str | None]:
     """Return the variables that xdist sets in a worker with this input, for a rank."""
     values = (given["workerid"], str(given["workercount"]), given["testrunuid"])

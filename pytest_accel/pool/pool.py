@@ -100,10 +100,6 @@ class Starters(Protocol):
     def machines(self) -> tuple[str, ...]:
         """Names of the machines on which ranks may run, by number; empty for this one if it is the only one."""
 
-    @property
-    def missing(self) -> list[str]:
-        """A line for each device whose memory others, or the session's own processes, still use."""
-
     def of(self, key: WorldKey) -> Starter[Any]:
         """Return the starter of worlds of `key`."""
 
@@ -378,7 +374,7 @@ class Pool:
         if found is None:
             return Progress()
         spec, alive = found
-        return Examiner(WorldInspector(self.directory, spec), grouped=spec.grouped).progress(alive)
+        return Examiner(self.directory, spec).progress(alive)
 
     def close(self, *, gracefully: bool) -> None:
         """Terminate all worlds and the fork server, and wait until every process has ended.
@@ -422,7 +418,6 @@ class Pool:
                     self.summary.add_left(kill_marked(self.directory))
             for world in list(self.worlds.values()):
                 self._forget(world)
-            self.summary.devices = self._starters.missing
 
     async def _await_ends(self, done: Callable[[], bool], seconds: float) -> None:
         deadline = monotonic() + seconds

@@ -28,10 +28,6 @@ class PoolSummary:
         """Errors that belong to no test, such as one in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
-        self.devices: list[str] = []
-        """A line for each device whose memory others, or the session's own processes, still use."""
-        self.left_before: list[str] = []
-        """A line for each process of a dead session that could not be killed."""
         self._interrupted: dict[int, Interrupted] = {}
         """By world number."""
         self._directory = directory
@@ -83,8 +79,8 @@ class PoolSummary:
                 self._interrupted[world.spec.world] = replace(recorded, test=test)
             return
         ends = dict(world.exits)
-        examiner = Examiner(WorldInspector(self._directory, world.spec), grouped=world.spec.grouped)
-        stacks, findings = examiner.hung(world.alive, world.alive, thoroughly=False)
+        examiner = Examiner(self._directory, world.spec)
+        stacks, findings = examiner.hung(world.alive, world.alive)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
         between_tests = not test and not ends and idle
         if between_tests and not any(waiting_in(record) for record in findings.records.values()):

@@ -18,11 +18,10 @@ import pytest
 from pytest_accel.compat.pytest_shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
-from pytest_accel.core.source_files import SourceState, changed
+from pytest_accel.core.source_files import digest_of, text_of
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import RunTest, TornDown
 from pytest_accel.messages.serialization import exception_text, sketch
-from pytest_accel.rank.late_variables import LateVariables
 
 _MOST_NAMES = 5
 """Number of names of tests that a message lists."""
@@ -58,9 +57,7 @@ class RankCollector:
     There is one instance in each rank.
     """
 
-    def __init__(self, late_variables: LateVariables) -> None:
-        self.late_variables = late_variables
-        """Watches the imports of the files that are collected."""
+    def __init__(self) -> None:
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
         self._import_error = ""
@@ -135,21 +132,20 @@ class RankCollector:
             why = text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
             self._import_error = f"{node.nodeid} cannot be imported in the ranks: {why}"
 
-    def find(self, session: pytest.Session, node: NodeRef, sources: Sequence[SourceState] = ()) -> pytest.Item:
+    def find(self, session: pytest.Session, node: NodeRef, digest: bytes = b"") -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
 
-        `sources` are the states of the file and its conftests when the driver has collected them. Raise
-        :class:`TestNotFound` if this rank has no such test, or if one of these files has changed since,
-        :class:`NotCollected` if the collection of the file fails, and :class:`FileSkipped` if the file is skipped as a
-        whole.
+        `digest` is that of the file when the driver has collected it. Raise :class:`TestNotFound` if this rank has no
+        such test, or if the file has changed since, :class:`NotCollected` if the collection of the file fails, and
+        :class:`FileSkipped` if the file is skipped as a whole.
         """
         if node.path in self._skipped_files:
             raise FileSkipped(self._skipped_files[node.path])
         root = session.config.rootpath
         if node.path not in self._files:
-            if (edited := changed(sources, session.config)) is not None:
+            if digest and digest_of(text_of(Path(node.path))) not in (b"", digest):
                 text = "has changed since the session collected its tests; run the session again"
-                raise TestNotFound(f"{relpath(edited, root)} {text}")
+                raise TestNotFound(f"{relpath(node.path, root)} {text}")
             self._collect(session, node.path)
         tests = self._files[node.path]
         found = tests.get(node)
@@ -172,7 +168,7 @@ class RankCollector:
         self._file = Path(path)
         self._announce_conftests(session.config)
         try:
-            with suppress(pytest.UsageError), self.late_variables.watching(path):
+            with suppress(pytest.UsageError):
                 session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
                 known = set(map(id, self._collected))
@@ -305,21 +301,14 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
     if node in tests:
         text = f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
         return TestNotFound(f"{file}: {text}")
-    found = [test.names for test in tests]
     function = without_parameters(node.names)
+    found = [test.names for test in tests]
     same = [names for names in found if without_parameters(names) == function]
-    members = node.places[-1].members
-    if not same:
-        text = f"{file}: this rank has not collected {_shown(node.names)}, as the driver has"
-        return TestNotFound(f"{text}; it has {_listed(found)}")
-    if len(same) != members:
-        what = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {members}"
-    elif node.names not in same:
-        what = f"this rank has not collected {_shown(node.names)}, as the driver has"
-    else:
-        what = f"this rank has collected {_shown(function)} with other names, or in another order, than the driver"
-    why = "The parameters of a test must be the same in every process"
-    return TestNotFound(f"{file}: {what}; it has {_listed(same)}. {why}")
+    text = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {node.places[-1].members}"
+    if len(same) == node.places[-1].members:
+        text += ", with other names or in another order"
+    why = ". The parameters of a test must be the same in every process" if same else ""
+    return TestNotFound(f"{file}: {text}; it has {_listed(same or found)}{why}")
 
 
 def _listed(tests: Sequence[tuple[str, ...]]) -> str:

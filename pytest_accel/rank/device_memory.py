@@ -106,8 +106,13 @@ def empty_cache(context: RankContext, limit: float = 0.0) -> None:
         module = memory_module(name)
         if not hasattr(module, "empty_cache") or not torch_devices.is_initialized(module):
             continue
-        bound = 0.0 if limit == 0.0 else limit * context.fraction(device) * (device.memory or inf)
-        if _has_cache(name, bound):
+        bound = limit * context.fraction(device) * (device.memory or inf) if limit else 0.0
+        is_full = limit == 0.0  # Where torch does not count, it may keep any number of bytes.
+        if hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated"):
+            # Each of the two functions reads all of the allocator's statistics, so call only one for an ordinary test.
+            kept = int(module.memory_reserved(name))
+            is_full = kept > bound and kept - int(module.memory_allocated(name)) > bound
+        if is_full:
             with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
                 module.empty_cache()
 
@@ -124,19 +129,6 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
         if hasattr(module, "memory_allocated"):
             sizes[name] = int(module.memory_allocated(name))
     return sizes
-
-
-def _has_cache(name: str, bound: float) -> bool:
-    """Return whether torch keeps more than `bound` bytes of the device `name` as a cache.
-
-    Where torch does not count, it may keep any number of bytes: return whether `bound` is 0.
-    """
-    module = memory_module(name)
-    if not (hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated")):
-        return bound == 0.0
-    # Each of the two functions reads all of the allocator's statistics, so call only one for an ordinary test.
-    reserved = int(module.memory_reserved(name))
-    return reserved > bound and reserved - int(module.memory_allocated(name)) > bound
 
 
 def reset_peak_memory(device: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.compat import torch_api
 from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
-from pytest_accel.messages.rank_messages import Leak, LeakKind
+from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import allocated_memory, grown_memory
 from pytest_accel.rank.leftovers import Spawned, find, left_groups, left_running
@@ -34,28 +34,9 @@ _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 
 
-class Leaks(NamedTuple):
-    """The leaks of one test in one rank."""
-
-    found: tuple[Leak, ...] = ()
-    device_error: str = ""
-    """See `Finished.device_error`."""
-    lost_default: bool = False
-    """See `Finished.lost_default`."""
-    doubt: str = ""
-    """See `Finished.doubt`."""
-    groups_by_test: int = 0
-    """See `Finished.groups_by_test`."""
-
-    @property
-    def must_be_killed(self) -> bool:
-        """True if this process must be killed after the test."""
-        return bool(self.device_error) or self.lost_default or any(leak.lasting for leak in self.found)
-
-
-def check_failed(error: Exception) -> Leaks:
+def check_failed(error: Exception) -> Finished:
     """Return the result of a check that failed with `error`."""
-    return Leaks((Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True),))
+    return Finished(leaks=(Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True),))
 
 
 class _Seen(NamedTuple):
@@ -121,8 +102,8 @@ class LeakCheck:
             torch_api.rpc_initialisations(),
         )
 
-    def end(self, failed_work: FailedWork | None) -> Leaks:
-        """Return the leaks of the test after its teardown, after settings have been put back.
+    def end(self, failed_work: FailedWork | None) -> Finished:
+        """Return the leaks of the test after its teardown, after settings have been put back, in its last message.
 
         `failed_work` is work on a device that has failed, after which the device is unusable for this process.
         """
@@ -143,24 +124,26 @@ class LeakCheck:
                 found.append(Leak(LeakKind.RPC, lasting=True))
             if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
                 groups_by_test = after.created - before.created
-        return Leaks(
-            tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which the ranks are replaced come last.
+        return Finished(
+            leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Those for which ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
-            "" if failed_work is None else str(failed_work),
-            context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context),
-            self._doubt(now),
-            groups_by_test,
+            device_error="" if failed_work is None else str(failed_work),
+            groups_by_test=groups_by_test,
+            doubt=self._doubt(now),
         )
 
     def _doubt(self, now: _Seen) -> str:
         """Return why the rank should not run another test, although this one has left nothing; empty: it may."""
+        context = self._context
+        if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
+            return "the test destroyed or replaced the world's default process group"
         if now.rpc > 0 and not torch_api.rpc_is_running():
             return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
         if len(self._left_groups) > _MOST_GROUPS:
             return f"tests have left more than {_MOST_GROUPS} process groups"
-        if self._context.pending_work.take_failure():
+        if context.pending_work.take_failure():
             return "an operation of torch.distributed failed, which may have closed the connections of its group"
-        if not group_state.reaches_store(self._context):
+        if not group_state.reaches_store(context):
             return "the connection to the world's store was lost"
         return ""
 

@@ -116,7 +116,7 @@ def _running(pids: frozenset[int]) -> list[psutil.Process]:
     for pid in sorted(pids):
         with suppress(psutil.Error):
             child = psutil.Process(pid)
-            words = " ".join(_without_filters(child.cmdline()))
+            words = " ".join(child.cmdline())
             if (
                 child.status() != psutil.STATUS_ZOMBIE
                 and pid != resource_tracker_pid()
@@ -124,12 +124,6 @@ def _running(pids: frozenset[int]) -> list[psutil.Process]:
             ):
                 found.append(child)
     return found
-
-
-def _without_filters(command: list[str]) -> list[str]:
-    """Return a command line without warning filters, which may name a module of a library."""
-    pairs = zip(("", *command), command, strict=False)
-    return [part for before, part in pairs if before != "-W" and not part.startswith("-W")]
 
 
 def _is_tree_at_work(pid: int) -> bool:

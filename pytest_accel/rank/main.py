@@ -20,8 +20,6 @@ import pytest
 from pytest_accel.core import log, plugin_roles, prctl
 from pytest_accel.core.paths import inner_lock_folder, stack_path
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
-from pytest_accel.core.world_key import backend_names
-from pytest_accel.hardware.cpu_limits import threads_beside_ccl
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages import worker_input
@@ -31,7 +29,6 @@ from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.rank_output import RankOutput
 
 
@@ -66,7 +63,7 @@ class _RankStart:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables(), output)
+        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 
@@ -147,8 +144,6 @@ def _set_environment(context: RankContext, store_port: StorePort | None) -> None
     if context.visible_devices or spec.key.kind != "cpu":
         # The mask of CPU slots sets threads and cores. A rank must not use those of other ranks, so name its own only.
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
-    if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.key.backend):
-        changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.key.env)}))
     if spec.grouped:
         assert store_port is not None
         changes |= rank_environment.environment(spec, rank, store_port.port)

@@ -21,8 +21,9 @@ from weakref import ref
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.clock import monotonic
-from pytest_accel.messages.rank_messages import CallSite, UnawaitedCollective
+from pytest_accel.messages.rank_messages import UnawaitedCollective
 from pytest_accel.rank.point_to_point import PointToPointCounter, find_place, replace_method
+from pytest_accel.rank.raised_errors import first_line
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -153,6 +154,6 @@ class PendingWork:
         try:
             self._wait(one.work, max(timedelta(seconds=deadline - monotonic()), _SHORTEST))
         except RuntimeError as error:
-            failure = str(error) if one.work.is_completed() else None
-            return UnawaitedCollective(CallSite(one.function, one.code.co_filename, one.line), failure)
+            failure = first_line(error) if one.work.is_completed() else None
+            return UnawaitedCollective(one.function, one.code.co_filename, one.line, failure)
         return None

@@ -6,8 +6,6 @@ Runs in ranks only, where torch may be imported.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
     from pytest_accel.rank.context import RankContext
 
-_PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
-"""Packages that register a backend when they are imported, by backend; the first that is installed is used."""
 GROUP_TIMEOUT = timedelta(hours=1)
 """torch's timeout for the process group. Long, because the driver detects hangs and takes the stacks before that."""
 _LOOPBACK = ("localhost", LOOPBACK, "::1")
@@ -177,20 +173,11 @@ def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:
 
 
 def _check_backend(backend: str, device_type: str) -> None:
-    """Raise :class:`BackendError` if torch lacks one of the backends in `backend`, or ranks on the CPU cannot use it.
-
-    Importing its package registers ``ccl`` (github.com/intel/torch-ccl, which is no longer developed). torch's build
-    determines the other backends.
-    """
+    """Raise :class:`BackendError` if torch lacks a backend in `backend`, or ranks on the CPU cannot use it."""
     import torch
     import torch.distributed as dist
 
     for name in backend_names(backend):
-        packages = _PLUGIN_BACKENDS.get(name, ())
-        for package in packages:
-            if importlib.util.find_spec(package) is not None:
-                importlib.import_module(package)
-                break
         types = dist.Backend.backend_capability.get(name, ["cpu"])
         if device_type == "cpu" and "cpu" not in types:
             raise BackendError(
@@ -201,29 +188,19 @@ def _check_backend(backend: str, device_type: str) -> None:
             usable = set(dist.Backend.backend_list) - {"undefined", "fake"}
             here = ", ".join(sorted(one for one in usable if dist.is_backend_available(one)))
             remedy = "import the package that registers it"
-            if packages:
-                remedy = f"install {packages[0]}"
-            elif name in dist.Backend.backend_list:
+            if name in dist.Backend.backend_list:
                 remedy = f"use a torch that is built with {name}"
             raise BackendError(
                 f"backend {name!r} is not available in torch {torch.__version__}: {remedy}, or use one of {here}"
             )
 
 
-def dist_store(context: RankContext) -> Store:
-    """Return a store with keys that belong to the running test only."""
+def store_of(context: RankContext, name: str) -> Store:
+    """Return a part of the world's store for tests, whose keys are those of this `name`."""
     import torch.distributed as dist
 
     assert context.store is not None
-    return dist.PrefixStore(f"test/{context.tests}", context.store)
-
-
-def world_store(context: RankContext) -> Store:
-    """Return a store with keys that last as long as the world, separate from those of its tests."""
-    import torch.distributed as dist
-
-    assert context.store is not None
-    return dist.PrefixStore("world", context.store)
+    return dist.PrefixStore(name, context.store)
 
 
 def wait_for_other_ranks(context: RankContext) -> None:

@@ -6,6 +6,7 @@ and assertion rewriting work as usual.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import suppress
 from functools import cached_property
@@ -23,14 +24,12 @@ from pytest_accel.core.paths import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
 from pytest_accel.messages.role import StorePort
-from pytest_accel.messages.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
-from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
@@ -64,7 +63,6 @@ class RankPlugin:
         context: RankContext,
         listener: socket,
         store_port: StorePort | None,
-        late_variables: LateVariables,
         output: RankOutput,
     ) -> None:
         self.context = context
@@ -73,9 +71,10 @@ class RankPlugin:
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None: it has not ended."""
+        self._began_with_torch = "torch" in sys.modules
         self._listener = listener
         self._store_port = store_port
-        self._collector = RankCollector(late_variables)
+        self._collector = RankCollector()
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
@@ -107,7 +106,7 @@ class RankPlugin:
         config.option.log_file = path if access(dirname(path), W_OK) else devnull
         config.option.log_file_mode = "a"
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
-        given = RankInput(self.context.spec.workers[self.context.rank])
+        given = dict(self.context.spec.workers[self.context.rank])
         vars(config).update(workerinput=given, workeroutput={})
         return config
 
@@ -156,7 +155,7 @@ class RankPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
         # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
-        if self._collector.late_variables.active and self._problem is not None:
+        if self._began_with_torch and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True

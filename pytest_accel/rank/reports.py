@@ -16,8 +16,7 @@ import pytest
 from msgspec import structs
 
 from pytest_accel.compat import torch_api, torch_errors
-from pytest_accel.compat.pytest_shims import filter_frames, report_to_data
-from pytest_accel.compat.torch_errors import Explanation
+from pytest_accel.compat.pytest_shims import filter_frames
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.truncation import cut, cut_failure
@@ -37,16 +36,13 @@ class RankReports:
         self._context = context
         self.session_devices: int | None = None
         """Number of the session's devices of the test's kind; None if there is no such kind, or before any test."""
-        self.skips_in_driver = False
-        """True if marks would skip the test in the driver, too."""
         self.exception: ExceptionSketch | None = None
         """The exception of the report that is sent next; None if it has not failed."""
         self.late_error: RuntimeError | None = None
         """The error of work on a device that the test has not waited for."""
 
-    def begin(self, *, skips_in_driver: bool) -> None:
+    def begin(self) -> None:
         """Begin a test."""
-        self.skips_in_driver = skips_in_driver
         self.exception = self.late_error = None
 
     @property
@@ -85,8 +81,6 @@ class RankReports:
         kind = torch_api.accelerator_error(sys.modules.get("torch"))
         of_device = failure is self.late_error or (kind is not None and isinstance(failure, kind))
         self.exception = structs.replace(sketch(failure), of_device=of_device)
-        if (explanation := self._explain(failure)) is not None:
-            torch_errors.add_headline(report.longrepr, explanation)
         report.accel_place = failure_place(call.excinfo, report.longrepr, folders_of(item.config))  # type: ignore[attr-defined]
         traceback = getattr(report.longrepr, "reprtraceback", None)
         if failure is self.late_error and traceback is not None:
@@ -94,25 +88,25 @@ class RankReports:
             traceback.extraline = None
         return report
 
-    def _explain(self, error: BaseException) -> Explanation | None:
+    def _explain(self, error: BaseException) -> str | None:
         """Return an explanation of `error` for a test in this rank; None if there is none."""
         spec = self._context.spec
         init = spec.grouped and spec.key.init
         return torch_errors.explain(error, grouped=spec.grouped, init=init)
 
     def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Add to the reason of a mark that skips in ranks only that these see other devices than the driver."""
+        """Add to the reason of a mark ``skipif`` that ranks see other devices than the driver."""
         longrepr = report.longrepr
-        if self.skips_in_driver or report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
+        if report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
             return
-        if self.hidden_devices is not None and any(item.get_closest_marker(name) for name in ("skip", "skipif")):
+        if self.hidden_devices is not None and item.get_closest_marker("skipif") is not None:
             path, line, reason = longrepr
             report.longrepr = path, line, f"{reason} ({self.hidden_devices})"
 
 
 def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
     """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated."""
-    data = report_to_data(config, report)
+    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
     if "$report_type" in data and isinstance(report, pytest.TestReport):
         data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
     if config.get_verbosity() < 2:

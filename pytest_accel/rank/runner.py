@@ -6,19 +6,16 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from os.path import relpath
 from signal import signal
 from traceback import format_exc, walk_tb
 from typing import Any
-from warnings import warn_explicit
 
 import pytest
 from msgspec import structs
 
-from pytest_accel import PreloadWarning, features
+from pytest_accel import features
 from pytest_accel.compat import torch_errors
 from pytest_accel.compat.pytest_shims import forget_sections, is_subtest, rename
-from pytest_accel.compat.torch_errors import Explanation
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.node_refs import NodeRef
@@ -32,8 +29,6 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
-    ExtraReport,
-    Finished,
     PhaseReport,
     RunTest,
     WarningSketch,
@@ -130,7 +125,7 @@ class TestRunner:
         self._begun = node
         try:
             try:
-                self._collector.find(session, node, request.sources)
+                self._collector.find(session, node, request.digest)
             except TestNotFound as error:
                 problem = str(error)
                 if (hidden := self._reports.hidden_devices) is not None:
@@ -156,7 +151,7 @@ class TestRunner:
             self._output.begin(request.node)
         self._begun = None
         test = self._test = _Test(driver, request)
-        self._reports.begin(skips_in_driver=request.skips)
+        self._reports.begin()
         try:
             item = self._collector.find(session, request.node)
             device_memory.reset_peak_memory(self._context.torch_device)
@@ -166,7 +161,6 @@ class TestRunner:
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
             self._leak_check.begin()
-            test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
@@ -228,34 +222,28 @@ class TestRunner:
             failed_work = torch_devices.failed_work(context)
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
-            leaks = self._leak_check.end(failed_work)
-            collectives, groups = group_state.collectives(context), group_state.created_count()
-            unawaited = context.pending_work.end()
-            messages = group_state.messages(context)
+            finished = self._leak_check.end(failed_work)
             peak = device_memory.peak_memory(context.torch_device)
-            if not leaks.must_be_killed:
+            finished = structs.replace(
+                finished,
+                collectives=group_state.collectives(context),
+                groups=group_state.created_count(),
+                unawaited=context.pending_work.end(),
+                messages=group_state.messages(context),
+                properties={} if peak is None else {"accel_peak_memory": peak},
+            )
+            if failed_work is None:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
+            elif failed_work.seen and not test.raised:
+                doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
+                finished = structs.replace(finished, doubt=doubt)
         except Exception as error:
-            leaks, collectives, groups, peak = check_failed(error), {}, 0, None
-            messages, unawaited, failed_work = {}, (), None
-        properties: dict[str, object] = {} if peak is None else {"accel_peak_memory": peak}
-        doubt = leaks.doubt
-        if failed_work is not None and failed_work.seen and not test.raised:
-            doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
-        finished = Finished(
-            test.request.serial,
-            collectives,
+            finished = check_failed(error)
+        finished = structs.replace(
+            finished,
+            serial=test.request.serial,
             warnings=tuple(test.warnings),
             late_teardown_error=test.late_teardown_error,
-            leaks=leaks.found,
-            device_error=leaks.device_error,
-            lost_default=leaks.lost_default,
-            groups=groups,
-            groups_by_test=leaks.groups_by_test,
-            messages=messages,
-            unawaited=unawaited,
-            properties=properties,
-            doubt=doubt,
         )
         test.driver.send(*test.teardown, finished)
 
@@ -291,16 +279,6 @@ class TestRunner:
         finally:
             test.in_phase = False
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        """Warn about variables that the collection of the test's file has changed too late."""
-        for warning in self._collector.late_variables.take_warnings(self._config.rootpath):
-            try:
-                warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
-            except PreloadWarning:
-                # Show it, and go on: which test comes first in a new world must not decide which one fails.
-                self._test.warnings.append(warning)
-
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Run the test in the contexts of features, and wait for its devices."""
@@ -334,11 +312,9 @@ class TestRunner:
         failed = torch_devices.failed_work(self._context)
         if failed is None or failed.seen:
             return
-        node = self._test.request.node
-        path = relpath(node.path, self._config.invocation_params.dir)
         error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
-        hint = torch_devices.hint_on_place(failed.device, "::".join((path, *node.names)))
-        torch_errors.add_hint(error, Explanation(hint))
+        hint = "the place in the code is unknown, since a device runs its work later; torch's error says how to find it"
+        torch_errors.add_hint(error, hint)
         self._reports.late_error = error
         raise error
 
@@ -361,7 +337,7 @@ class TestRunner:
             test.only_passed &= not report.failed
             test.raised |= report.failed
             data = serialize(self._config, report)
-            test.driver.send(ExtraReport(serial, test.phase, data))
+            test.driver.send(PhaseReport(serial, test.phase, data))
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)

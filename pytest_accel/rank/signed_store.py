@@ -14,8 +14,7 @@ import hmac
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
-from os import O_CREAT, O_RDONLY, O_TRUNC, O_WRONLY, close, fstat, getpid, makedirs, read, replace, unlink, write
-from os import open as open_file
+from os import getpid, makedirs, replace, unlink
 from os.path import exists
 from threading import get_ident
 from time import sleep
@@ -33,9 +32,9 @@ _COUNT_SIZE = 4
 """Bytes of the number of further parts, which precede the first part of a value."""
 _PART = 4 << 20
 """Maximum size of a part in bytes: torch's store ends the connection of a client that sends more than 8 MiB at once."""
-_SHORTEST_SLEEP = 0.0002
-_LONGEST_SLEEP = 0.02
-"""Seconds between two looks for a file of a `FolderStore`: the first pause, and the longest one."""
+_INTERVAL = 0.001
+"""Seconds between two looks for a file of a `FolderStore`."""
+_open = open  # A test may replace it.
 
 
 class ForgedValueError(Exception):
@@ -116,42 +115,26 @@ class FolderStore:
         """Set `key` to `value`. Readers find the whole value or none."""
         path = self._path(key)
         draft = f"{path}.{getpid()}.{get_ident()}"
-        descriptor = open_file(draft, O_WRONLY | O_CREAT | O_TRUNC, 0o600)
-        try:
-            rest = memoryview(value)
-            while rest:
-                rest = rest[write(descriptor, rest) :]
-        finally:
-            close(descriptor)
+        with _open(draft, "wb") as file:
+            file.write(value)
         replace(draft, path)
 
     def get(self, key: str) -> bytes:
         """Wait until `key` is set, and return its value."""
-        pause = _SHORTEST_SLEEP
         while True:
             try:
-                descriptor = open_file(self._path(key), O_RDONLY)
+                with _open(self._path(key), "rb") as file:
+                    return file.read()
             except FileNotFoundError:
-                sleep(pause)
-                pause = min(2 * pause, _LONGEST_SLEEP)
-                continue
-            try:
-                parts, size = [], fstat(descriptor).st_size
-                while size > 0 and (part := read(descriptor, size)):
-                    parts.append(part)
-                    size -= len(part)
-                return b"".join(parts)
-            finally:
-                close(descriptor)
+                sleep(_INTERVAL)
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Wait until all `keys` are set; raise RuntimeError, as torch does, after `timeout`."""
-        began, pause = monotonic(), _SHORTEST_SLEEP
+        deadline = monotonic() + timeout.total_seconds()
         while not self.check(keys):
-            if monotonic() >= began + timeout.total_seconds():
+            if monotonic() >= deadline:
                 raise RuntimeError(f"not all values were set within {timeout.total_seconds()} seconds")
-            sleep(pause)
-            pause = min(2 * pause, _LONGEST_SLEEP)
+            sleep(_INTERVAL)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all `keys` are set."""

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.core.device import MaskError
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 MISSING_TORCH = f"torch, which is not installed in {sys.prefix}"
 """The end of a sentence on what cannot be done without torch."""
-_BLOCKING = {"cuda": "CUDA_LAUNCH_BLOCKING=1", "hip": "AMD_SERIALIZE_KERNEL=3", "npu": "ASCEND_LAUNCH_BLOCKING=1"}
-"""By type of devices: the setting with which a call that starts work waits for it. torch's errors name it, too."""
 
 
 class FailedWork(NamedTuple):
@@ -121,18 +118,6 @@ def failed_work(context: RankContext) -> FailedWork | None:
                 if error is not None and (found is None or found.seen):
                     found = FailedWork(name, error, context.raised_errors.has(error))
     return found
-
-
-def hint_on_place(device: str, test: str) -> str:
-    """Return a hint on how to find the code that has started failed work on `device`; `test` is the test's id."""
-    import torch
-
-    kind = torch.device(device).type
-    setting = _BLOCKING.get("hip" if kind == "cuda" and torch.version.hip else kind)
-    hint = "the place in the code is unknown, since a device runs its work later"
-    if setting is None or setting.partition("=")[0] in os.environ:
-        return hint
-    return f"{hint}; to find it, run: {setting} pytest {quote(test)}"
 
 
 def is_initialized(module: Any) -> bool:

@@ -69,8 +69,8 @@ class Settings(NamedTuple):
 class _Option(NamedTuple):
     """Definition of one setting."""
 
-    read: str | Callable[[Any], Any]
-    """Converts text, or an ini value that pytest has converted; a name is that of a function in `option_types`."""
+    read: str
+    """Name of the function in `option_types` that converts text, or an ini value that pytest has converted."""
     metavar: str | None
     """None: the setting has no command line option, or it is a switch without a value."""
     ini: Literal["string", "bool", "args"] | None
@@ -80,17 +80,7 @@ class _Option(NamedTuple):
     help: str
 
 
-def _condition(value: object) -> str:
-    """Return a condition on what tests need."""
-    from pytest_accel.settings import option_types, select_expression
-
-    select_expression.parse(condition := option_types.text(value))
-    return condition
-
-
 _TIMES = "300 (seconds), 90s, 5min or 1.5h"
-_IN_TOML = {"bool": " (true or false in TOML)", "string": " (a string in TOML)"}
-"""The form that an ini value must have in native TOML, by the type of the setting."""
 _OPTIONS: dict[str, _Option] = {
     ACCEL: _Option(
         *("text", "KIND", "string", "auto, none, or a kind such as cuda, cpu:4 or sim:8"),
@@ -142,7 +132,7 @@ _OPTIONS: dict[str, _Option] = {
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
     ),
     "accel_select": _Option(
-        *(_condition, "CONDITION", None, "a condition such as 'devices >= 2'"),
+        *("text", "CONDITION", None, "a condition such as 'devices >= 2'"),
         'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
     ),
     "accel_shard": _Option(
@@ -289,8 +279,7 @@ def find(config: pytest.Config, option: str) -> Any:
         value = config.getini(option)
     except (ValueError, TypeError, pytest.UsageError) as error:
         # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
-        toml = _IN_TOML.get(definition.ini, "")
-        raise pytest.UsageError(f"{source}: must be {_allowed(definition)}{toml}: {error}") from None
+        raise pytest.UsageError(f"{source}: must be {_allowed(definition)}: {error}") from None
     return None if value is None else _read(definition, value, source)
 
 
@@ -421,13 +410,12 @@ def _read(definition: _Option, value: object, source: str) -> Any:
 
 def _convert(definition: _Option, value: object) -> Any:
     """Return the value of a setting. Raise ValueError with a text that says what is allowed."""
-    read = definition.read
-    if read == "text" and isinstance(value, str) and value.strip():
+    if definition.read == "text" and isinstance(value, str) and value.strip():
         return value.strip()  # Without the import, which few sessions need.
     from pytest_accel.settings import option_types
 
     try:
-        return (getattr(option_types, read) if isinstance(read, str) else read)(value)
+        return getattr(option_types, definition.read)(value)
     except option_types.ExplainedError:
         raise
     except ValueError:

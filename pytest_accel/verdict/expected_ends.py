@@ -12,9 +12,16 @@ from collections.abc import Mapping, Sequence
 from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace
 from pytest_accel.messages.rank_exit import exited
-from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, ExpectedEnd, Finished
+from pytest_accel.messages.rank_messages import (
+    UNEVEN_COLLECTIVES,
+    Announced,
+    ExceptionSketch,
+    ExpectedEnd,
+    Finished,
+    UnawaitedCollective,
+)
 from pytest_accel.verdict.causes import error_consequence
-from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
 
 _FINISHED = "finished"
 """The event after which ranks hang as announced. No other wait for a rank begins with it."""
@@ -92,12 +99,18 @@ def unexplained(
     ]
 
 
-def without_consequences(waiting: Sequence[Unawaited], ends: Sequence[ExpectedEnd]) -> list[Unawaited]:
+def without_consequences(
+    waiting: Mapping[UnawaitedCollective, list[int]], ends: Sequence[ExpectedEnd]
+) -> dict[UnawaitedCollective, list[int]]:
     """Return those collectives without a wait that have failed for another reason than the announced `ends`.
 
     torch starts collectives itself, as in the backward pass of a model, and no test can wait for them. If a rank ends,
     they lose it; if the ranks issue different numbers, some never complete.
     """
     is_any_gone = any(end.rank is not None for end in ends)
-    failed = [(one, ExceptionSketch("", "RuntimeError", one.error)) for one in waiting if one.error is not None]
-    return [one for one, error in failed if not (is_any_gone and error_consequence(error))]
+    return {
+        one: ranks
+        for one, ranks in waiting.items()
+        if one.error is not None
+        and not (is_any_gone and error_consequence(ExceptionSketch("", "RuntimeError", one.error)))
+    }

@@ -26,9 +26,9 @@ from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
-from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
+from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
+from pytest_accel.diagnostics.source_lines import shown_frames, source_of
 from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
@@ -42,7 +42,6 @@ from pytest_accel.verdict.mismatches import (
     unawaited_collectives,
 )
 from pytest_accel.verdict.phase_verdict import Verdict
-from pytest_accel.verdict.remote_exceptions import RAISED
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -190,7 +189,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     leaks = sentences.leak_lines(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
     found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
-    kill_reason = next(iter(sentences.mismatch_lines(found)), None)
+    kill_reason = next(map(sentences.describe_mismatch, found), None)
     waiting = unawaited_collectives(phase.finished)
     missed = []
     if ends := expected_ends.agreed(phase.announced):
@@ -198,7 +197,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
             missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
         found = expected_ends.unexplained(found, phase.finished, ends)
         waiting = expected_ends.without_consequences(waiting, ends)
-    mismatch = sentences.mismatch_lines(found)
+    mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
     unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
     problems = missed + mismatch + unawaited
@@ -262,17 +261,12 @@ def _merge(phase: Phase) -> Verdict:
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = sentences.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
-    if (skipped and len(skipped) < len(phase.outcomes)) or any(outcome.ending == "absent" for outcome in outcomes):
-        return _disagreement(phase, sections)
-    if skipped:
+    if skipped and len(skipped) == len(phase.outcomes):
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
         return Verdict("skipped", reason_of_skip(longrepr), longrepr=longrepr, sections=sections)
-    # For example an outcome that a plugin has added: anything unknown is not a pass.
-    unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
-    message = sentences.unknown_outcome(unknown, phase.when)
-    longrepr = text_longrepr(message, [message, "", *sentences.outcome_lines(outcomes, phase.folders)], phase.place)
-    return Verdict("failed", message, Cause(CauseKind.DISAGREED, "outcome"), longrepr=longrepr, sections=sections)
+    # Also for an outcome that a plugin has added: anything unknown is not a pass.
+    return _disagreement(phase, sections)
 
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:
@@ -312,30 +306,25 @@ def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) ->
     return _longrepr([_text_entry(lines)], crash)
 
 
-def _source_longrepr(stack: str, message: str, lines: Sequence[str], error: str, phase: Phase) -> dict[str, Any]:
+def _source_longrepr(stack: str, message: str, lines: Sequence[str], phase: Phase) -> dict[str, Any]:
     """Return a serialized longrepr for a rank with this `stack`: its source lines, and `lines` at the last of them."""
-    shown = source_entries(frames_of_rank(stack))
+    shown = shown_frames(frames_of_rank(stack))
     frame = where(frames_of_rank(stack), phase.folders)
     if frame is None or not shown:
         return text_longrepr(message, lines, phase.place)
-    entries = [_source_entry(entry, [], "", phase.folders) for entry in shown[:-1]]
-    entries.append(_source_entry(shown[-1], [f"E   {line}" for line in lines], error, phase.folders))
+    entries = [_source_entry(one, [], phase.folders) for one in shown[:-1]]
+    entries.append(_source_entry(shown[-1], [f"E   {line}" for line in lines], phase.folders))
     return _longrepr(entries, {"path": frame.path, "lineno": frame.line, "message": message})
 
 
-def _source_entry(entry: SourceEntry, lines: Sequence[str], error: str, folders: Folders) -> dict[str, Any]:
-    frame = entry.frame
-    place = {
-        "path": folders.shown(frame.path),
-        "lineno": frame.line,
-        "message": error if entry.long else f"in {frame.function}",
-    }
+def _source_entry(frame: Frame, lines: Sequence[str], folders: Folders) -> dict[str, Any]:
+    place = {"path": folders.shown(frame.path), "lineno": frame.line, "message": f"in {frame.function}"}
     data = {
-        "lines": [*entry.lines, *lines],
+        "lines": [*source_of(frame), *lines],
         "reprfuncargs": None,
         "reprlocals": None,
         "reprfileloc": place,
-        "style": "long" if entry.long else "short",
+        "style": "short",
     }
     return {"type": "ReprEntry", "data": data}
 
@@ -368,7 +357,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         message, lines = root.headline, root.text.splitlines()
         if not says_all:
             message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.findings, phase.folders)
-        longrepr = _source_longrepr(root.stack, message, lines, RAISED[cause.kind].__name__, phase)
+        longrepr = _source_longrepr(root.stack, message, lines, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
         lines = sentences.summary(root, outcomes, phase.folders)

@@ -15,8 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.messages.rank_messages import ExtraReport, PhaseReport
-from pytest_accel.verdict import sentences
+from pytest_accel.messages.rank_messages import PhaseReport
 from pytest_accel.verdict.judgement import Phase, judge
 
 _T = TypeVar("_T", bound=Hashable)
@@ -35,7 +34,7 @@ class _Subtest(NamedTuple):
     reports: dict[int, dict[str, Any]]
 
 
-def merge(extras: Sequence[tuple[int, ExtraReport]], phase: Phase) -> list[dict[str, Any]]:
+def merge(extras: Sequence[tuple[int, PhaseReport]], phase: Phase) -> list[dict[str, Any]]:
     """Return one report for each subtest or check in `extras`, which the ranks have made in `phase`.
 
     A subtest that some ranks have not reported because the phase ended early for them is left out, unless it has
@@ -120,14 +119,15 @@ def _has_failed(subtest: _Subtest) -> bool:
 
 def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
     """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
-    absence = sentences.absence(subtest.number - 1)
+    times = subtest.number
+    absence = "did not report it" if times == 1 else f"reported it fewer than {times} times"
     outcomes = []
     for rank in (one.rank for one in phase.outcomes if not one.expected or one.rank in subtest.reports):
         data = subtest.reports.get(rank)
         if data is None:
             outcomes.append(RankOutcome(rank, "absent", text=absence))
         else:
-            report = PhaseReport(0, phase.when, data, 0.0)
+            report = PhaseReport(0, phase.when, data)
             outcomes.append(RankOutcome(rank, data["outcome"], report=report))
     verdict = judge(
         Phase(

@@ -12,7 +12,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import CallSite, Channel, Finished
+from pytest_accel.messages.rank_messages import Channel, Finished, UnawaitedCollective
 
 
 class UnequalCollectives(Struct, frozen=True):
@@ -36,15 +36,6 @@ class UnequalGroups(Struct, frozen=True):
 
 
 Mismatch = UnequalCollectives | UnequalGroups
-
-
-class Unawaited(Struct, frozen=True):
-    """A collective for which a test has not waited, and that did not succeed, in some ranks."""
-
-    ranks: tuple[int, ...]
-    place: CallSite
-    error: str | None
-    """First line of the error; None: it has not completed."""
 
 
 def compare_collectives(finished: Mapping[int, Finished]) -> list[UnequalCollectives]:
@@ -82,14 +73,13 @@ def have_different_groups(finished: Mapping[int, Finished]) -> bool:
     )
 
 
-def unawaited_collectives(finished: Mapping[int, Finished]) -> list[Unawaited]:
-    """Return the collectives of the test that it has not waited for, and that did not succeed."""
-    ranks: dict[tuple[CallSite, str | None], list[int]] = {}
+def unawaited_collectives(finished: Mapping[int, Finished]) -> dict[UnawaitedCollective, list[int]]:
+    """Return the collectives of the test that it has not waited for, and that did not succeed, with their ranks."""
+    ranks: dict[UnawaitedCollective, list[int]] = {}
     for rank, left in sorted(finished.items()):
         for one in left.unawaited:
-            error = None if one.error is None else one.error.strip().partition("\n")[0]
-            ranks.setdefault((one.place, error), []).append(rank)
-    return [Unawaited(tuple(waiting), place, error) for (place, error), waiting in ranks.items()]
+            ranks.setdefault(one, []).append(rank)
+    return ranks
 
 
 def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:

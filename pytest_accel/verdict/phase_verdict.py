@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 from msgspec import Struct, field
 
-from pytest_accel.compat.pytest_shims import report_from_data
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import CAUSE
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
@@ -99,7 +98,7 @@ class Verdict(Struct, frozen=True):
             "longrepr": deepcopy(self.longrepr),  # pytest modifies it.
             "when": "call",
         }
-        return report_from_data(item.config, data).longrepr
+        return item.config.hook.pytest_report_from_serializable(config=item.config, data=data).longrepr
 
     def plain_text(self) -> str:
         """Return the text of a failure that is raised without a report of its own."""

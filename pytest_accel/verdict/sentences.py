@@ -6,7 +6,6 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,17 +24,17 @@ from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.messages.flight_record import RankWait
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import (
-    CallSite,
     ExceptionSketch,
     ExitRequest,
     ExpectedEnd,
     Finished,
     Leak,
     LeakKind,
+    UnawaitedCollective,
     When,
 )
 from pytest_accel.verdict.causes import Consequence, consequence
-from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
 
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
@@ -44,8 +43,6 @@ ALONE = "the test's process"
 _MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
 _MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
-_THREAD_ID = re.compile(r"^Thread [0-9]+ ", re.MULTILINE)
-"""The process id in py-spy's line on a thread."""
 
 COULD_RUN = "could run the test"
 """The predicate of a rank in a test that another rank cannot run."""
@@ -66,16 +63,6 @@ _EXITS = {
 }
 _PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text is a participle."""
-_HANGS = {
-    HangCause.PHASE_TIMEOUT: "timed out",
-    HangCause.START_TIMEOUT: "did not become ready",
-    HangCause.COLLECTION_TIMEOUT: "did not collect the test's file",
-    HangCause.STALLED: "stopped in the middle of a message",
-    HangCause.UNREAD: "did not read the driver's message",
-    HangCause.OTHER_RANK: "stopped",
-    HangCause.DEADLOCK: "in a deadlock",
-}
-"""Words for a rank that hung, beside the message that says more."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
 _EVENTS = {
@@ -266,20 +253,13 @@ def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
 
 
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
-    """Return the message for a phase or subtest that some ranks skipped or did not report, and others ran."""
+    """Return the message for a phase or subtest that some ranks skipped, or did not report, and others ran."""
     ranks: dict[str, list[int]] = {}
-    for ending in ("skipped", "absent", None):
-        for outcome in outcomes:
-            if ending == (outcome.ending if outcome.ending in ("skipped", "absent") else None):
-                did = outcome.text if ending == "absent" else ending or "ran"
-                ranks.setdefault(did, []).append(outcome.rank)
+    for outcome in sorted(outcomes, key=lambda one: (one.ending != "skipped", one.ending != "absent")):
+        did = {"passed": "ran", "hung": "ran", "absent": outcome.text}.get(outcome.ending, outcome.ending)
+        ranks.setdefault(did, []).append(outcome.rank)
     where = "this subtest" if is_subtest else f"the {when} phase"
     return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
-
-
-def absence(reported: int) -> str:
-    """Return the predicate of a rank that reported a subtest of this description only `reported` times."""
-    return f"reported it only {reported} time{'s' if reported > 1 else ''}" if reported else "did not report it"
 
 
 def failed_subtests(numbers: Mapping[str, int]) -> str:
@@ -288,21 +268,11 @@ def failed_subtests(numbers: Mapping[str, int]) -> str:
     return f"contains {' and '.join(parts)}"
 
 
-def unknown_outcome(unknown: Sequence[RankOutcome], when: When) -> str:
-    """Return the message for ranks with an outcome that is none of pytest's."""
-    who = ranks_text([outcome.rank for outcome in unknown])
-    return f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
-
-
 # The end of a test
 
 
-def mismatch_lines(mismatches: Sequence[Mismatch]) -> list[str]:
-    """Return a line for each of `mismatches`."""
-    return list(map(_describe_mismatch, mismatches))
-
-
-def _describe_mismatch(one: Mismatch) -> str:
+def describe_mismatch(one: Mismatch) -> str:
+    """Return a line about the mismatch."""
     match one:
         case UnequalCollectives(group, members, numbers):
             return (
@@ -320,16 +290,12 @@ def _by_rank(numbers: Mapping[int, int]) -> str:
     return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
 
 
-def _call(place: CallSite, folders: Folders) -> str:
-    return f"{place.function} at {folders.shown(place.path)}:{place.line}"
-
-
-def unawaited_lines(unawaited: Sequence[Unawaited], folders: Folders) -> list[str]:
+def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], folders: Folders) -> list[str]:
     """Return lines on collectives that a test has not waited for, and that did not succeed."""
     return [
-        f"{ranks_text(one.ranks)}: {_call(one.place, folders)}, for which the test did not wait, "
-        f"{'has not completed' if one.error is None else f'failed: {one.error}'}"
-        for one in unawaited
+        f"{ranks_text(ranks)}: {one.function} at {folders.shown(one.path)}:{one.line}, for which the test did not "
+        f"wait, {'has not completed' if one.error is None else f'failed: {one.error}'}"
+        for one, ranks in unawaited.items()
     ]
 
 
@@ -376,7 +342,7 @@ def kill_reason(finished: Finished) -> str | None:
         return f"the test left a device unusable: {finished.device_error}"
     if lasting := next((leak for leak in finished.leaks if leak.lasting), None):
         return f"the test {_describe_leak(lasting)}"
-    return "the test destroyed or replaced the world's default process group" if finished.lost_default else None
+    return None
 
 
 # A line for each rank
@@ -480,9 +446,8 @@ def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     text = root.ending if root.report is None else _without_message(root, folders)
     if wasxfail(root) is not None:
         text = _describe_briefly(root, folders, number)
-    elif root.ending == "hung":
-        assert root.hang is not None
-        text = _HANGS[root.hang.cause]
+    elif root.hang is not None:
+        text = describe_hang(root.hang, "was" if number == 1 else "were")
     elif root.ending == "unstarted":
         text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
@@ -738,7 +703,6 @@ def stacks(
         ("stacks", own),
         ("stacks of other threads and tasks", threads),
         ("stacks when another rank died", seen),
-        ("native frames", findings.native),
     )
     return [
         (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, texts[ranks[0]])
@@ -766,13 +730,6 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
     return lines
 
 
-def progress_line(test: str, when: When, seconds: float, timeout: float, progress: Progress, folders: Folders) -> str:
-    """Return a line on a `test` that has spent `seconds` in one phase."""
-    details = "; ".join(progress_parts(progress, folders))
-    text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
-    return f"{text}: {details}" if details else text
-
-
 def progress_parts(progress: Progress, folders: Folders) -> list[str]:
     """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
     by_text: dict[str, list[int]] = {}
@@ -785,8 +742,8 @@ def progress_parts(progress: Progress, folders: Folders) -> list[str]:
 
 
 def _alike(texts: Mapping[int, str]) -> list[list[int]]:
-    """Return groups of ranks whose texts are the same except for process ids."""
+    """Return groups of ranks whose texts are the same."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
-        groups.setdefault(_THREAD_ID.sub("", text), []).append(rank)
+        groups.setdefault(text, []).append(rank)
     return list(groups.values())

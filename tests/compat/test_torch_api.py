@@ -1,4 +1,4 @@
-"""Tests of what replaces torch's young names in an older torch, and of the line about an untested release."""
+"""Tests of what replaces torch's young names in an older torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,6 @@ import pytest
 
 from pytest_accel.compat import torch_api
 from tests.torch_release import needs_torch
-
-
-@pytest.mark.parametrize(
-    ("version", "text"),
-    [
-        ("2.4.0", None),
-        ("2.6.0a0+df5bbc09d1.nv24.11", None),
-        ("of unknown version", None),
-        ("2.3.1", "torch 2.3.1 is not among the releases that pytest-accel was tested with: 2.4 to "),
-        ("2.99.0.dev1", "torch 2.99.0.dev1 is not among"),
-        ("10.0", "torch 10.0 is not among"),
-    ],
-)
-def test_releases_that_are_older_or_newer_than_the_tested_ones_are_named(version: str, text: str | None) -> None:
-    found = torch_api.untested(version)
-    assert found is None if text is None else found is not None and found.startswith(text)
 
 
 @pytest.mark.parametrize("torch_has_it", [True, False])

@@ -22,8 +22,7 @@ _IN_USE_OLD_TORCH = (
 def test_a_missing_group_is_explained_only_without_the_mark() -> None:
     found = explain(_NO_GROUP, grouped=False)
     assert found is not None
-    assert found.hint == "this test has no @pytest.mark.distributed, so it ran in one process"
-    assert found.headline == ""
+    assert found == "this test has no @pytest.mark.distributed, so it ran in one process"
     assert explain(_NO_GROUP, grouped=True, init=True) is None
     assert explain(RuntimeError(f"a child has failed:\n{_NO_GROUP}"), grouped=False) is None
 
@@ -44,17 +43,16 @@ def test_a_missing_group_is_not_explained_in_a_process_of_a_launcher(
 def test_a_second_group_is_explained_only_if_the_world_has_made_the_first() -> None:
     found = explain(_SECOND_INIT, grouped=True, init=True)
     assert found is not None
-    assert "@pytest.mark.distributed(init=False)" in found.hint
+    assert "@pytest.mark.distributed(init=False)" in found
     assert explain(_SECOND_INIT, grouped=True, init=False) is None
     assert explain(_SECOND_INIT, grouped=False) is None
 
 
 @pytest.mark.parametrize("text", [_IN_USE, _IN_USE_OLD_TORCH, f"Traceback of a child:\nError: {_IN_USE}"])
-def test_a_port_in_use_is_named(text: str) -> None:
+def test_a_port_in_use_is_explained(text: str) -> None:
     found = explain(RuntimeError(text), grouped=True)
     assert found is not None
-    assert found.headline == "port 29500 is in use (EADDRINUSE)"
-    assert "free_port" in found.hint
+    assert "free_port" in found
     assert explain(RuntimeError(_LISTEN_FAILED), grouped=True) is None
 
 
@@ -81,4 +79,4 @@ def test_an_error_that_is_raised_again_has_one_hint() -> None:
     assert found is not None
     add_hint(error, found)
     add_hint(error, found)
-    assert vars(error)["__notes__"] == [found.hint]
+    assert vars(error)["__notes__"] == [found]

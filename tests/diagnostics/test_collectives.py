@@ -38,7 +38,6 @@ def test_collectives_of_a_destroyed_group_with_the_same_name_are_left_out() -> N
 def test_groups_are_labelled_by_name() -> None:
     assert group_label("default_pg") == "the default process group"
     assert group_label("3") == "process group 3"
-    assert group_label("3", "default_pg", "1") == "the default process group and process groups 1, 3"
 
 
 @given(st.binary() | st.just(b"[]") | st.just(b'{"entries": [{}]}') | st.just(b'{"entries": 3}'))

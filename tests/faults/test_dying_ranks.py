@@ -135,9 +135,8 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     crash, call = (f"test_deaths.py:{lines.index(line) + 1}" for line in (_CRASH, "    crash(rank)"))
     message = f"rank 1 was killed by SIGSEGV at {crash} in crash"
     assert f"FAILED test_deaths.py::test_crash - {message}" in run.text
-    assert "rank 1 of 2 on sim\n\n    def test_crash(rank):\n" in report
-    assert f">       crash(rank)\n\n{call}: \n" in report
-    assert f">   {_CRASH}\n\n{crash}: \n" in report
+    assert f"rank 1 of 2 on sim\n\n{call}: in test_crash\n    crash(rank)\n" in report
+    assert f"{crash}: in crash\n    {_CRASH.strip()}\n" in report
     assert f"E   {message}\n" in report
     assert "before the crash of 1" in report
     for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "Captured stderr"):

@@ -9,7 +9,7 @@ _STEPS = (
     "driver.driver:Driver._tail",
     "driver.driver:World",
     "driver.world:RankMonitor",
-    "driver.rank_monitor:WorldInspector",
+    "driver.rank_monitor:Examiner",
     "driver.rank_monitor:DefaultSelector",
     "driver.rank_connection:RankConnection.open",
     "driver.rank_connection:call_rank",

@@ -344,17 +344,6 @@ def test_a_conftest_may_replace_functions_and_the_class_of_threads_when_it_is_im
     suite.run().expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
 
 
-def test_a_function_without_which_ranks_cannot_start_is_a_usage_error_with_its_place(suite: BackgroundSuite) -> None:
-    suite.write(
-        "conftest.py", "import os\n\n\ndef forbidden():\n    raise RuntimeError('no')\n\n\nos.getuid = forbidden\n"
-    )
-    suite.write("test_it.py", _MARKED_AND_PLAIN)
-    run = suite.run()
-    assert run.ret == pytest.ExitCode.USAGE_ERROR, run.text
-    place = suite.path / "conftest.py"
-    assert f"cannot start ranks, since the function at {place}:5 raised RuntimeError: no\n" in run.text
-
-
 @pytest.mark.long
 def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: BackgroundSuite) -> None:
     suite.write(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 
@@ -51,8 +50,6 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_missing_backends_are_reported(suite: Suite) -> None:
-    if importlib.util.find_spec("oneccl_bindings_for_pytorch") is not None:
-        pytest.skip("oneCCL's bindings are installed")
     suite.write(
         "test_it.py",
         """
@@ -69,11 +66,6 @@ def test_missing_backends_are_reported(suite: Suite) -> None:
             pass
 
 
-        @pytest.mark.distributed(2, kind="cpu", backend="ccl")
-        def test_ccl():
-            pass
-
-
         @pytest.mark.distributed(2, kind="cpu", backend="glooo")
         def test_glooo():
             pass
@@ -83,7 +75,6 @@ def test_missing_backends_are_reported(suite: Suite) -> None:
     remedies = {
         "mpi": "use a torch that is built with mpi",
         "ucc": "use a torch that is built with ucc",
-        "ccl": "install oneccl_bindings_for_pytorch",
         "glooo": "import the package that registers it",
     }
     for name, remedy in remedies.items():

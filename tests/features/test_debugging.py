@@ -9,7 +9,6 @@ import pytest
 
 from tests.background_suite import PYTEST, torchrun
 from tests.deadline import scaled
-from tests.torch_release import RECORDS_COLLECTIVES
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -72,20 +71,6 @@ _TESTS = """
         import torch.distributed as dist
 
         dist.barrier()
-
-
-    def test_waits(rank):
-        import torch.distributed as dist
-
-        dist.barrier()
-        while rank == 1 and not Path("seen").exists():
-            time.sleep(0.02)
-        work = dist.barrier(async_op=True)
-        if rank == 0:
-            Path("waits").touch()
-        work.wait()
-
-
     """
 _CLOCK_JUMPS = """
     from pathlib import Path
@@ -101,32 +86,6 @@ _CLOCK_JUMPS = """
     world.monotonic = debugger_relay.monotonic = rank_monitor.monotonic = later
 """
 """A conftest.py: for the driver, 1000 seconds pass when the file ``opened`` is made."""
-_PROGRESS_WHEN_RANK_0_WAITS = """
-    import threading
-    import time
-    from functools import partial
-    from pathlib import Path
-
-    from pytest_accel.diagnostics import inspector
-    from pytest_accel.driver import world
-
-    world.QUIET = 1e9
-    inspector.take_records = partial(inspector.take_records, timeout=60)
-
-
-    def show_progress():
-        while not Path("waits").exists():
-            time.sleep(0.02)
-        world.QUIET = 0
-
-
-    def pytest_configure(config):
-        threading.Thread(target=show_progress, daemon=True).start()
-"""
-"""A conftest.py: the progress is shown once rank 0 of ``test_waits`` is in the second barrier.
-
-The ranks have a minute, instead of two seconds, to say where they are.
-"""
 
 
 class Terminal:
@@ -270,19 +229,3 @@ def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
     assert "1 failed" in terminal.finish()
-
-
-@pytest.mark.long
-def test_a_line_shows_the_progress_of_a_long_test(suite: Suite) -> None:
-    suite.write("conftest.py", _PROGRESS_WHEN_RANK_0_WAITS)
-    terminal = Terminal(suite, "-k", "test_waits", "-n1")
-    terminal.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
-    line = terminal.wait_for("\n")
-    for text in (
-        "(timeout: 300 s): rank 0 at test_x.py:",
-        "; rank 1 at test_x.py:",
-        *(["rank 1 has not reached barrier #2"] if RECORDS_COLLECTIVES else []),
-    ):
-        assert text in line
-    (suite.path / "seen").touch()
-    assert "1 passed" in terminal.finish()

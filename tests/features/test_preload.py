@@ -141,7 +141,7 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
             assert uses_both.missing_here.answer == 42
         """,
     )
-    for name, value in (("late", "0"), ("unchanged", "1")):
+    for name, value in (("equal", "1"), ("late", "0")):
         suite.write(
             f"test_{name}.py",
             f"""

@@ -149,8 +149,8 @@ def test_ranks_have_other_numbers_than_xdists_workers_and_their_replacements(sui
     ranks = {one["number"] for one in seen if one["rank"]}
     # The replacement for the worker that has crashed has a number that no rank has had.
     assert len(workers) == 2
-    assert not ranks & (workers | {0, 1})
-    assert workers | ranks | {0, 1} == set(range(2 + 1 + len(ranks)))
+    assert workers < set(range(10))
+    assert ranks == set(range(10, 10 + len(ranks)))
     assert {one["count"] for one in seen if not one["rank"]} == {2}
 
 
@@ -175,8 +175,7 @@ def test_ranks_are_workers_without_xdist_and_without_its_hooks(suite: Suite) -> 
         @pytest.mark.distributed(2)
         def test_it(pytestconfig, rank):
             assert pytestconfig.workerinput["workerid"] == f"gw{rank}"
-            with pytest.raises(KeyError, match="mine is missing in workerinput of this rank: pytest_configure_node is"):
-                pytestconfig.workerinput["mine"]
+            assert "mine" not in pytestconfig.workerinput
 
         def test_plain(pytestconfig):
             assert not hasattr(pytestconfig, "workerinput")

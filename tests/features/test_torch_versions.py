@@ -1,4 +1,4 @@
-"""Tests of sessions with a torch that no test has been run with, or that does not record collectives."""
+"""Tests of sessions with a torch that does not record collectives."""
 
 from __future__ import annotations
 
@@ -6,26 +6,8 @@ import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from pytest_accel.compat import torch_api
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-
-
-def test_the_header_names_an_untested_torch_once_if_there_are_marked_tests(suite: Suite) -> None:
-    suite.write("torch-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
-    suite.write("conftest.py", "")  # pytest makes its folder the first of sys.path.
-    suite.write("test_plain.py", "def test_plain(): pass")
-    suite.write("test_marked.py", "import pytest\n\n@pytest.mark.devices(1)\ndef test_marked(): pass")
-    oldest, newest = torch_api.TESTED
-
-    for options, expected in (("test_plain.py",), 0), (("-n1",), 1):
-        run = suite.run(*options)
-        assert run.ret == 0
-        assert [line for line in run.text.splitlines() if "accel: torch" in line] == expected * [
-            "accel: torch 99.0 is not among the releases that pytest-accel was tested with: "
-            f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-        ]
 
 
 def test_a_hang_in_a_torch_that_records_no_collectives(suite: Suite) -> None:

@@ -361,7 +361,7 @@ def test_each_fault_fails_its_test_only(suite: BackgroundSuite, accel: Accel) ->
             other.kill()
     failed = {
         "test_unexpected_assert": r"test_faults\.py:\d+: [\s\S]*AcceleratorError: .* device-side assert triggered",
-        "test_assert_without_wait": r"CUDA_LAUNCH_BLOCKING=1 pytest test_faults\.py::test_assert_without_wait",
+        "test_assert_without_wait": r"the place in the code is unknown",
         "test_killed_rank": r"the test's process was killed by SIGKILL",
         "test_illegal_access": r"illegal memory access",
         "test_endless_kernel": r"timed out after 10 s: the test's process is at test_faults\.py:\d+",

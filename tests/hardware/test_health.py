@@ -52,51 +52,44 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("facts", "own", "health"),
     [
-        (Facts(), {}, Health()),
-        (Facts(compute_mode="exclusive_process"), {}, Health()),
-        (Facts(compute_mode="prohibited"), {}, Health("sick", "its compute mode is PROHIBITED")),
-        (Facts(lost=True), {}, Health("sick", "its driver cannot reach it any more")),
-        (Facts(remap_failed=True), {}, Health("sick", "it has failed to replace a broken row of its memory")),
+        (Facts(), set(), Health()),
+        (Facts(compute_mode="exclusive_process"), set(), Health()),
+        (Facts(compute_mode="prohibited"), set(), Health("sick", "its compute mode is PROHIBITED")),
+        (Facts(lost=True), set(), Health("sick", "its driver cannot reach it any more")),
+        (Facts(remap_failed=True), set(), Health("sick", "it has failed to replace a broken row of its memory")),
         (
             Facts(retirement_pending=True),
-            {},
+            set(),
             Health("sick", "it has broken memory pages that stay in use until the driver is reloaded"),
         ),
         (
             Facts(ecc_errors=1, processes=(Process(7),)),
-            {},
+            set(),
             Health("sick", "it has had an uncorrectable memory error (ECC) since its driver was loaded"),
         ),
         (
             Facts(ecc_errors=12),
-            {},
+            set(),
             Health("sick", "it has had 12 uncorrectable memory errors (ECC) since its driver was loaded"),
         ),
         (
             Facts((Process(7, 2 * GIB),)),
-            {},
-            Health(
-                *("busy", "is used by pid 7 (trainer, 2 GiB)", None, frozenset({7})),
-                sees_users=True,
-                users="pid 7 (trainer, 2 GiB)",
-            ),
+            set(),
+            Health("busy", "is used by pid 7 (trainer, 2 GiB)", None, frozenset({7}), sees_users=True),
         ),
         (
             Facts((Process(7), Process(8))),
-            {7: ""},
-            Health(
-                *("busy", "is used by pid 8 (not visible from here)", None, frozenset({7, 8})),
-                users="pid 8 (not visible from here)",
-            ),
+            {7},
+            Health("busy", "is used by pid 8 (not visible from here)", None, frozenset({7, 8})),
         ),
         (
             Facts((Process(7), Process(8, GIB))),
-            {7: "", 8: "ours"},
-            Health(pids=frozenset({7, 8}), users="pid 8 (ours, 1 GiB)"),
+            {7, 8},
+            Health(pids=frozenset({7, 8})),
         ),
     ],
 )
-def test_health_follows_from_the_properties_of_a_device(facts: Facts, own: dict[int, str], health: Health) -> None:
+def test_health_follows_from_the_properties_of_a_device(facts: Facts, own: set[int], health: Health) -> None:
     assert judge(facts, own, {7: "trainer"}) == health
 
 

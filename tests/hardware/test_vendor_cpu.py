@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.cpu_limits import affinity, cpu_quota, threads_beside_ccl, usable_memory
+from pytest_accel.hardware.cpu_limits import affinity, cpu_quota, usable_memory
 from pytest_accel.hardware.vendors.cpu import Cpu, numa_nodes, parse_cpulist, split
 
 
@@ -147,17 +147,3 @@ def test_the_mask_is_the_number_of_threads_unless_it_is_already_set() -> None:
     assert vendor.visible(slots, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(slots) == tuple(slots)
     assert vendor.torch_devices(slots[:2]) == ("cpu", "cpu")
     vendor.verify(slots, {})
-
-
-@pytest.mark.parametrize(
-    ("cores", "environ", "threads"),
-    [
-        (4, {}, 3),
-        (4, {"CCL_WORKER_COUNT": "2"}, 2),
-        (1, {}, 1),
-        (2, {"CCL_WORKER_COUNT": "8"}, 1),
-        (4, {"CCL_WORKER_COUNT": "x"}, 3),
-    ],
-)
-def test_threads_leave_cores_for_the_workers_of_ccl(cores: int, environ: dict[str, str], threads: int) -> None:
-    assert threads_beside_ccl(cores, environ) == threads

@@ -74,7 +74,6 @@ class OneMachine:
     """The starters of a session on this machine."""
 
     machines = ("",)
-    missing: list[str] = []  # noqa: RUF012
 
     def __init__(self, spec: SessionSpec, reports: StarterReports) -> None:
         def wanted(lease: HeldLease) -> None:

@@ -13,7 +13,6 @@ from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
-    CallSite,
     ExceptionSketch,
     ExpectedEnd,
     Finished,
@@ -271,7 +270,7 @@ def test_groups_without_a_rank_that_has_ended_are_compared_as_always() -> None:
 def test_a_collective_that_nobody_waits_for_may_wait_for_a_rank_that_has_ended(
     error: str | None, end: ExpectedEnd, outcome: str
 ) -> None:
-    unawaited = (UnawaitedCollective(CallSite("all_reduce", "test_it.py", 7), error),)
+    unawaited = (UnawaitedCollective("all_reduce", "test_it.py", 7, error),)
     finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank)}, unawaited=unawaited) for rank in (0, 1)}
     verdict = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((end,), (end,)))
     assert verdict.outcome == outcome

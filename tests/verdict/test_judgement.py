@@ -188,7 +188,7 @@ def test_a_hang_shows_where_every_rank_is() -> None:
     verdict = judged(passed(0), hung(1), hung(2))
     assert verdict.cause == Cause(CauseKind.HUNG, "phase timeout", (1, 2))
     assert verdict.message == "timed out after 5 s: ranks 1-2 are at test_it.py:12; rank 0 had finished"
-    assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out", "rank 0: passed"])
+    assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out after 5 s", "rank 0: passed"])
     assert traceback_lines(verdict) == [
         "ranks 1-2 of 3 on sim",
         "",
@@ -202,7 +202,8 @@ def test_a_hang_shows_where_every_rank_is() -> None:
 def test_hangs_at_different_places_are_reported_separately() -> None:
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
     assert verdict.message == "timed out after 5 s: rank 0 is at test_it.py:12; rank 1 is at test_it.py:30"
-    assert summary(verdict)[1] == ["rank 0: timed out", "rank 1: timed out after 5 s at test_it.py:30 in test_it"]
+    late = "timed out after 5 s"
+    assert summary(verdict)[1] == [f"rank 0: {late}", f"rank 1: {late} at test_it.py:30 in test_it"]
     assert sections(verdict)["[rank 1] stacks"].splitlines()[0] == "test_it.py:30 in test_it"
 
 
@@ -256,7 +257,8 @@ def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> N
     assert verdict.message.startswith("timed out after 5 s: rank 0 is")
     assert [rank.ending for rank in verdict.ranks] == ["hung", "stopped"]
     # The others have passed, and wait for nothing.
-    assert summary(judged(passed(0), terminated(1, RankEvent(0, "passed"))))[1] == ["rank 1: stopped", "rank 0: passed"]
+    verdict = judged(passed(0), terminated(1, RankEvent(0, "passed")))
+    assert summary(verdict)[1] == ["rank 1: was stopped 3 s after rank 0 ended", "rank 0: passed"]
 
 
 def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> None:
@@ -329,8 +331,8 @@ def test_an_xpass_is_kept() -> None:
 def test_an_unknown_outcome_fails_the_test() -> None:
     unknown: Any = "rerun"
     verdict = judged(passed(0), reported(1, unknown, 1.0, None, longrepr=None))
-    assert verdict.cause == Cause(CauseKind.DISAGREED, "outcome")
-    assert verdict.message == "rank 1 reported 'rerun' for the call phase, which is no pass, failure or skip"
+    assert (verdict.outcome, verdict.cause) == ("failed", Cause(CauseKind.DISAGREED, "subtest"))
+    assert verdict.message == "the ranks disagree in the call phase: rank 0 ran, rank 1 rerun"
 
 
 def test_captured_output_is_labelled_by_rank() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
-from pytest_accel.messages.rank_messages import ExtraReport, PhaseReport
+from pytest_accel.messages.rank_messages import PhaseReport
 from pytest_accel.verdict.judgement import Phase, text_longrepr
 from pytest_accel.verdict.merged_subtests import failed_numbers, merge
 
-Sent = tuple[int, ExtraReport]
+Sent = tuple[int, PhaseReport]
 
 
 def phase(*endings: Ending, **more: Any) -> Phase:
@@ -36,7 +36,7 @@ def sent(rank: int, outcome: str, message: str | None = "a", **report: Any) -> S
     data = {"outcome": outcome, "longrepr": longreprs.get(outcome), "nodeid": "test_it.py::test_it", **report}
     if message is not None:
         data["_subtest.context"] = {"msg": message, "kwargs": {}}
-    return rank, ExtraReport(1, "call", data)
+    return rank, PhaseReport(1, "call", data)
 
 
 def outcomes(*reports: Sent, of: Phase = TWO_PASSED) -> list[str]:
@@ -104,8 +104,8 @@ def test_ranks_report_a_subtest_equally_often() -> None:
     reports = [sent(0, "passed"), sent(0, "passed"), sent(1, "passed"), sent(0, "passed")]
     first, second, third = merge(reports, TWO_PASSED)
     assert first["outcome"] == "passed"
-    assert text(second)[0] == "the ranks disagree in this subtest: rank 1 reported it only 1 time, rank 0 ran"
-    assert text(third)[0] == "the ranks disagree in this subtest: rank 1 reported it only 2 times, rank 0 ran"
+    assert text(second)[0] == "the ranks disagree in this subtest: rank 1 reported it fewer than 2 times, rank 0 ran"
+    assert text(third)[0] == "the ranks disagree in this subtest: rank 1 reported it fewer than 3 times, rank 0 ran"
 
 
 def numbered(*descriptions: str) -> list[Sent]:

@@ -14,9 +14,9 @@ from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.messages.rank_messages import CallSite, Finished, Leak, LeakKind
+from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind, UnawaitedCollective
 from pytest_accel.verdict import sentences
-from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
 from tests.flight_records import entry, record
 from tests.verdict.phases import FOLDERS, STACK, hung, judged, passed
 
@@ -112,7 +112,7 @@ def test_an_error_outside_of_any_test(error: OutsideError, text: str) -> None:
     assert sentences.problem_lines("the lock of sim-0 was lost") == "the lock of sim-0 was lost"
 
 
-PLACE = CallSite("dist.isend", "test_a.py", 3)
+PLACE = ("dist.isend", "test_a.py", 3)
 IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
 
 
@@ -135,12 +135,12 @@ IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
     ],
 )
 def test_a_difference_between_the_ranks_at_the_end_of_a_test(mismatch: Mismatch, line: str) -> None:
-    assert sentences.mismatch_lines([mismatch]) == [line]
+    assert sentences.describe_mismatch(mismatch) == line
 
 
 def test_a_collective_for_which_the_test_did_not_wait() -> None:
     at = "dist.isend at test_a.py:3, for which the test did not wait,"
-    unawaited = [Unawaited((0, 1), PLACE, None), Unawaited((1,), PLACE, "Broken pipe")]
+    unawaited = {UnawaitedCollective(*PLACE, None): [0, 1], UnawaitedCollective(*PLACE, "Broken pipe"): [1]}
     assert sentences.unawaited_lines(unawaited, FOLDERS) == [
         f"ranks 0-1: {at} has not completed",
         f"rank 1: {at} failed: Broken pipe",
@@ -177,8 +177,6 @@ def test_a_leak(leak: Leak, text: str) -> None:
 
 def test_other_reasons_to_kill_a_rank() -> None:
     assert sentences.kill_reason(Finished(1, {})) is None
-    lost = Finished(1, {}, lost_default=True)
-    assert sentences.kill_reason(lost) == "the test destroyed or replaced the world's default process group"
     unusable = Finished(1, {}, device_error="device-side assert")
     assert sentences.kill_reason(unusable) == "the test left a device unusable: device-side assert"
 
@@ -295,9 +293,7 @@ def test_the_progress_of_a_test() -> None:
         "rank 0 at test_x.py:3 in test_it; ranks 1-2 have finished the test; rank 0 is in all_reduce #4 "
         "(float32[2, 3]); unknown whether ranks 1-2 reached all_reduce #4"
     )
-    line = sentences.progress_line("test_x.py::test_it", "call", 30, 300, progress, FOLDERS)
-    assert line == f"accel: test_x.py::test_it has been in its call phase for 30 s (timeout: 300 s): {parts}"
-    assert sentences.progress_line("test_it", "setup", 31, 60, Progress(), FOLDERS).endswith("(timeout: 60 s)")
+    assert "; ".join(sentences.progress_parts(progress, FOLDERS)) == parts
 
 
 def test_an_interrupt_says_where_the_ranks_are() -> None:

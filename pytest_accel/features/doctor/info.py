@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_accel.core.device import Device, PretendVendor
+from pytest_accel.core.device import Device, is_private
 from pytest_accel.core.units import format_capability, format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Machine, describe
@@ -39,7 +39,7 @@ def look(machine: Machine) -> dict[str, Any]:
         health = vendor.health(one.devices) if isinstance(vendor, HealthVendor) else {}
         holders: dict[str, Holder | None] = {}
         try:
-            if not isinstance(vendor, PretendVendor) or vendor.shared:
+            if not is_private(vendor):
                 holders = {device.id: who_holds(default_folder(), device.id) for device in one.devices}
         except LockFolderError as error:
             unknown = f"the holders of leases are not known: {error}"

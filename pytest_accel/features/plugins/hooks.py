@@ -13,7 +13,7 @@ from pytest_accel.core.plugin_roles import with_default_roles
 from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import refusals
 from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE
-from pytest_accel.messages.rank_data import OWN_PREFIX, OwnData
+from pytest_accel.messages.rank_data import OWN_PREFIX
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ class _Passing:
         self._send, self._merge = getattr(part, "send", None), getattr(part, "merge", None)
         self._has_warned = False
 
-    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> OwnData | None:
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         data = self._call(self._send, item, report)
-        return None if data is None else OwnData({self._key: data})
+        return None if data is None else {self._key: data}
 
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]

@@ -6,7 +6,6 @@ Every call may fail: older drivers and GPUs lack some, and MIG or the administra
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -21,8 +20,6 @@ _SWITCH = "switch"
 
 def driver_installed() -> bool:
     """Return True if the management library can be loaded."""
-    if sys.platform == "win32":
-        return True
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -25,13 +25,8 @@ import torch
 from pytest_accel.compat.torch_api import accelerator
 
 kind, count = accelerator() or ("", 0)
-names = []
-for index in range(count):
-    try:
-        names.append(str(torch.get_device_module(kind).get_device_name(index)))
-    except Exception:
-        names.append(kind)
-answer = [kind, names]
+name_of = getattr(torch.get_device_module(kind), "get_device_name", lambda index: kind) if count else str
+answer = [kind, [str(name_of(index)) for index in range(count)]]
 """
 
 
