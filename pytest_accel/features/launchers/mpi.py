@@ -31,7 +31,7 @@ from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
-from pytest_accel.features.launchers.local_rendezvous import accept
+from pytest_accel.features.launchers.rendezvous import accept
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
 from pytest_accel.forkserver.server_process import first_step

@@ -18,13 +18,12 @@ from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
-from pytest_accel.features.launchers.agent_messages import Hello, Invitation
-from pytest_accel.features.launchers.cluster import Cluster
-from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
-from pytest_accel.features.launchers.remote_leases import RemoteLeases
-from pytest_accel.features.launchers.suite_code import difference, suite_code
-from pytest_accel.features.launchers.tcp_rendezvous import own_interfaces
+from pytest_accel.features.launchers.machine_link import DriverLink
+from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
+from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
+from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
@@ -92,8 +91,6 @@ class ClusterMachines:
 
         `rootdir` is the suite's root directory: a machine whose files differ is not used.
         """
-        self.cluster: Cluster | None = None
-        """The cluster, set before the pool is made."""
         self.on_lost: Callable[[int, str], None] = _ignore
         """Called with the number of a machine that has joined and is lost, and the reason."""
         self.layout = Layout((RankMachine(platform.node(), "", (ForkServer(0, None),)),))
@@ -110,23 +107,15 @@ class ClusterMachines:
         self._thread = threads.start(self._admit, "accel-admission")
 
     @property
-    def spawns(self) -> dict[int, Spawn]:
-        """The functions that start the fork servers of the machines that have joined, by number."""
+    def clients(self) -> dict[int, AgentClient]:
+        """The clients of the agents that have joined, by the number of the machine."""
         with self._lock:
-            joined = {
-                number: machine.client for number, machine in self._machines.items() if machine.client is not None
-            }
-        return {number: client.spawn for number, client in joined.items()}
+            return {number: one.client for number, one in self._machines.items() if one.client is not None}
 
     @property
-    def remote_leases(self) -> dict[int, RemoteLeases]:
-        """The leases on devices of the machines that have joined, by number."""
-        with self._lock:
-            return {
-                number: machine.client.leases
-                for number, machine in self._machines.items()
-                if machine.client is not None
-            }
+    def spawns(self) -> dict[int, Spawn]:
+        """The functions that start the fork servers of the machines that have joined, by number."""
+        return {number: client.spawn for number, client in self.clients.items()}
 
     def expect(self, number: int, name: str, address: str) -> Invitation:
         """Add a machine, whose agent is about to be started; return what the agent needs to join.
@@ -172,48 +161,49 @@ class ClusterMachines:
         """Have all agents exit, and end the connections to them. The pool must have been closed."""
         with self._lock:
             self._closing = True
-            clients = [machine.client for machine in self._machines.values() if machine.client is not None]
-        for client in clients:
+        for client in self.clients.values():
             client.end(0)
         self._link.close()
+        self._link.calls.put(None)
         threads.end(self._thread)
 
-    # In the threads of the admission and of the link
+    # In the threads of the admission and of the clients
 
     def _admit(self) -> None:
         """Admit the agents of expected machines, each once, until the link is closed."""
-        while (agent := self._link.joined.get()) is not None:
+        while (called := self._link.calls.get()) is not None:
+            call, peer = called
+            hello = read_greeting(call, NodeHello)
+            if hello is None:
+                continue
             with self._lock:
-                machine = self._machines.get(agent.hello.rank)
+                machine = self._machines.get(hello.machine)
                 expected = machine is not None and machine.client is None and machine.loss is None
-            why = self._difference(agent.hello) if expected else None
-            agent.meet(remote=expected and why is None)
+            why = self._difference(hello) if expected else None
+            if expected and why is None:
+                self._join(Connection(call.detach()), peer, hello)
+                continue
+            call.close()
             if why is not None:
-                self.give_up(agent.hello.rank, why)
-            elif expected:
-                self._join(agent)
+                self.give_up(hello.machine, why)
 
-    def _join(self, agent: RemoteAgent) -> None:
+    def _join(self, connection: Connection, peer: bytes, hello: NodeHello) -> None:
         """Make the client of an agent that has connected."""
-        number = agent.hello.rank
         with self._lock:
             client = AgentClient(
-                agent.hello,
-                agent,
-                self.layout.machines[number].name,
-                partial(self._agent_lost, number),
-                lambda: {**additions(os.environ, agent.hello.variables), **self._changes()},
-                stands_for_machine=True,
+                connection,
+                self.layout.machines[hello.machine].name,
+                partial(self._agent_lost, hello.machine),
+                lambda: {**additions(os.environ, hello.variables), **self._changes()},
+                (self._link, peer),
+                self._settings,
             )
-            client.leases.use(self._settings)
-            callbacks = self._machines[number].join(client)
+            callbacks = self._machines[hello.machine].join(client)
         for callback in callbacks:
             callback()
 
-    def _difference(self, hello: Hello) -> str | None:
+    def _difference(self, hello: NodeHello) -> str | None:
         """Return how the code on the machine of an agent differs from that of the controller; None if it does not."""
-        if hello.code is None:
-            return f"the agent on {hello.host} has not told its code"
         if difference(self._code, hello.code) is not None:
             self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
         found = difference(self._code, hello.code)

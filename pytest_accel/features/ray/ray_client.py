@@ -23,8 +23,8 @@ from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.agent_messages import Invitation
-from pytest_accel.features.launchers.cluster import Place
+from pytest_accel.features.ray.agent_greeting import Invitation
+from pytest_accel.features.ray.cluster import Place
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     Connect,
@@ -90,7 +90,7 @@ class _PendingRequest:
 
 
 class RayCluster:
-    """A Ray cluster, with the interface of a :class:`~pytest_accel.features.launchers.cluster.Cluster`.
+    """A Ray cluster, with the interface of a :class:`~pytest_accel.features.ray.cluster.Cluster`.
 
     Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `machines`.
     """

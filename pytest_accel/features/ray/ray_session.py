@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from pytest_accel.features.launchers.machines_starter import MachinesStarter
+from pytest_accel.features.ray.cluster_starter import ClusterStarter
 from pytest_accel.features.ray.ray_client import RayCluster
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
@@ -31,7 +31,6 @@ class RaySession:
 
         self.machines = ClusterMachines(settings, rootdir)
         self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self.machines)
-        self.machines.cluster = self._cluster
         self.machines.on_lost = self._on_lost
         try:
             self._cluster.connect(_CONNECT_TIMEOUT)
@@ -42,9 +41,9 @@ class RaySession:
             self.close()
             raise
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
         """Return the starter of ranks on the nodes of the cluster."""
-        return MachinesStarter(spec, here, self.machines, reports)
+        return ClusterStarter(spec, here, self.machines, reports, self._cluster)
 
     def close(self) -> None:
         """End the agents, give back all places, and disconnect. The pool must have been closed."""

@@ -1,0 +1,53 @@
+"""What the controller gives to the agent of a node, and what the agent tells the controller first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from pytest_accel.features.ray.suite_code import SuiteCode
+from pytest_accel.messages.struct_messages import decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """The data that an agent needs to join the session. Any process that knows it can join instead of the agent."""
+
+    machine: int
+    """The number of the agent's machine in the session."""
+    addresses: tuple[str, ...]
+    """The addresses at which the controller may be reached."""
+    port: int
+    key: str = field(repr=False)
+    """The key of the controller's end of the connections, in hexadecimal digits."""
+    rootdir: str
+    """The suite's root directory. The agent sends the digests of the files below it."""
+    log: str | None = None
+    """The path of the session's log (`core/log.py`), to which the agent appends its steps; None if there is none."""
+
+    def line(self) -> bytes:
+        """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
+        return encode(self) + b"\n"
+
+
+def read_invitation(line: bytes) -> Invitation:
+    """Return the invitation in a line of JSON; raise ValueError if it is malformed."""
+    try:
+        invitation: Invitation = decode(line, Invitation)
+    except ValueError as error:
+        raise ValueError(f"got an invalid invitation: {error}") from None
+    return invitation
+
+
+class NodeHello(Struct, frozen=True):
+    """The greeting of an agent. The controller closes the connection if it does not use the machine."""
+
+    machine: int
+    """The number of the agent's machine in the session."""
+    host: str
+    """The machine's host name."""
+    code: SuiteCode
+    """The code of the suite on the machine."""
+    variables: tuple[str, ...]
+    """The names of the environment variables that the machine sets."""
