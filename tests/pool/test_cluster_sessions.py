@@ -34,14 +34,13 @@ CONFTEST = f"""
 
     def nodes():
         agents, table = Agents(Settings(accel="sim:4,shared")), TableCluster({{1: ["0", "1"], 2: ["2", "3"]}})
-        agents.nodes.cluster = table
         agents.nodes.on_lost = lambda number, why: table.lose(number)
         for number in (1, 2):
             os.environ.update({{"SIM_VISIBLE_DEVICES": MASKS[number]}} if number in MASKS else {{}})
             agents.start()
             os.environ.pop("SIM_VISIBLE_DEVICES", None)
         MADE.append((agents, table))
-        return Nodes(agents.nodes)
+        return Nodes(agents.nodes, table)
 
 
     class Starters(session_pool.SessionStarters):

@@ -72,6 +72,9 @@ _WRONG_KEY = 0x11000001
 """The value of zmq's event if a handshake cannot be decrypted (``ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC``)."""
 Target = StartServer | InspectorTarget | RankTarget
 """The target of a stream of the driver."""
+OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
+"""Returns a socket that is connected to a target, and the descriptor of its process's end, if it is one of a process of
+this machine; raises OSError if there is no such target."""
 
 
 class WrongSecret(ConnectionError):
@@ -139,8 +142,9 @@ class _MachineLink:
     def close(self) -> None:
         """End the thread and the connections."""
         self.stop()
-        self._socket.disable_monitor()
-        self._context.destroy(linger=0)
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._context.destroy(linger=0)
 
     # In the loop
 
@@ -150,10 +154,17 @@ class _MachineLink:
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
         raise NotImplementedError
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
+    def _start(self, work: Coroutine[object, object, None], *ends: socket.socket) -> None:
+        """Start a task that uses `ends`, which are closed at its end, also if it is cancelled before it has begun."""
+
+        def on_end(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            for end in ends:
+                end.close()
+
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(on_end)
 
     def _put(self, peer: bytes, number: int, data: bytes) -> bool:
         """Send a message; return False if its receiver is gone."""
@@ -182,7 +193,7 @@ class _MachineLink:
         child of it may still hold the socket open, so there may be no end of file.
         """
         inbox = self._streams[peer, number] = asyncio.Queue()
-        self._start(self._carry(peer, number, end, process_end, inbox))
+        self._start(self._carry(peer, number, end, process_end, inbox), end)
 
     async def _carry(
         self, peer: bytes, number: int, end: socket.socket, process_end: int | None, inbox: asyncio.Queue[bytes]
@@ -205,7 +216,6 @@ class _MachineLink:
             if process_end is not None:
                 self._loop.remove_reader(process_end)
                 os.close(process_end)
-            end.close()
             if self._streams.pop((peer, number), None) is not None:
                 self._put(peer, number, b"")
 
@@ -273,7 +283,7 @@ class DriverLink(_MachineLink):
         Each connection to `listener` becomes a stream to a target that its first bytes name.
         """
         self._post(self._open_next, peer, end, frame(encode(message)))
-        self._post(lambda: self._start(self._accept(peer, listener)))
+        self._post(lambda: self._start(self._accept(peer, listener), listener))
 
     def close(self) -> None:
         super().close()
@@ -296,7 +306,6 @@ class DriverLink(_MachineLink):
             await self._loop.create_future()
         finally:
             self._loop.remove_reader(listener)
-            listener.close()
 
     def _ping(self) -> None:
         self._loop.call_later(_PING_INTERVAL, self._ping)
@@ -352,7 +361,7 @@ class AgentLink(_MachineLink):
         """Seconds to add to this machine's clock to get the driver's."""
         self._clocks: asyncio.Queue[float | ConnectionError] = asyncio.Queue()
         """The driver's answers, or the end of the connection."""
-        self._open_target: Callable[[Target], tuple[socket.socket, int | None]] | None = None
+        self._open_target: OpenTarget | None = None
         self._numbers: set[int] = set()
         """The streams that the driver has opened and has not ended."""
         public, private = zmq.curve_keypair()
@@ -381,12 +390,8 @@ class AgentLink(_MachineLink):
             rounds.append((took, there - began - took / 2))
         self.clock = min(rounds)[1]
 
-    def start(self, open_target: Callable[[Target], tuple[socket.socket, int | None]]) -> Connection:
-        """Start the thread, and return the connection to the driver.
-
-        `open_target` returns a socket that is connected to a target, and the descriptor of its process's end, if it is
-        a process of this machine. It raises OSError if there is no such target. It is called in the thread.
-        """
+    def start(self, open_target: OpenTarget) -> Connection:
+        """Start the thread, in which `open_target` is called, and return the connection to the driver."""
         self._open_target = open_target
         end, ours = unix_sockets.pair()
         self._open(b"", _CONVERSATION, end)

@@ -410,7 +410,8 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 
     assert session.finish().ret == 128 + signal.SIGKILL
     agent = steps_of(log, "process 1 of srun")
-    assert agent[-2:] == ["far-node the connection to the driver has ended", "far-node ends"]
+    assert "far-node the connection to the driver has ended" in agent
+    assert agent[-1] == "far-node ends"
     assert steps_of(log, "fork server 1")[-2:] == [
         "far-node the driver has closed the connection",
         "far-node ends with status 0",

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.cluster import Place
-from pytest_accel.features.launchers.machines_starter import MachinesStarter
+from pytest_accel.features.ray.cluster import Place
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from pytest_accel.features.ray.cluster_starter import ClusterStarter
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import PlaceError, StarterReports
@@ -152,9 +152,10 @@ class Nodes:
     """The nodes of a session, as the place of its ranks."""
 
     machines: ClusterMachines
+    cluster: TableCluster
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
-        return MachinesStarter(spec, here, self.machines, reports)
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
+        return ClusterStarter(spec, here, self.machines, reports, self.cluster)
 
 
 @dataclass(eq=False)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import queue
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launchers import agent_link
-from pytest_accel.features.launchers.agent_link import AgentLink
-from pytest_accel.features.launchers.agent_messages import Hello, Invitation, read_invitation
-from pytest_accel.features.launchers.suite_code import suite_code
+from pytest_accel.features.launchers import machine_link
+from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello, read_invitation
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from pytest_accel.features.ray.suite_code import suite_code
+from pytest_accel.messages.struct_messages import encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 from tests.features.ray.table_cluster import Agents
 
@@ -26,33 +29,41 @@ def test_an_invitation_is_read_from_its_line() -> None:
             read_invitation(invalid)
 
 
-def greet(invitation: Invitation) -> AgentLink | None:
-    """Join as the agent of the invitation's machine; return its connection, or None if the controller does not want it.
+def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
+    raise FileNotFoundError
 
-    Raise WrongSecret if the agent has another key.
-    """
-    hello = Hello(invitation.machine, 1, (), "/", "", {}, "there", "", suite_code(""))
-    key = bytes.fromhex(invitation.key)
-    return agent_link.call(["127.0.0.1"], invitation.port, key, hello, 60, "the controller")
+
+def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
+    """Call as the agent of the invitation's machine; return its connection. Raise WrongSecret if it has another key."""
+    link = machine_link.call(["127.0.0.1"], invitation.port, bytes.fromhex(invitation.key), 60, "the controller")
+    assert isinstance(link, AgentLink)
+    connection = link.start(no_target)
+    connection.send_bytes(encode(NodeHello(invitation.machine, "there", suite_code(""), ())))
+    return link, connection
 
 
 def test_only_expected_agents_with_the_key_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
     nodes = ClusterMachines(Settings(), "")
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     nodes.on_lost = lambda number, why: lost.put((number, why))
     invitation = nodes.expect(1, "node-1", "127.0.0.1")
-    with pytest.raises(agent_link.WrongSecret):
+    with pytest.raises(machine_link.WrongSecret):
         greet(replace(invitation, key="00" * 32))
-    for stranger in (2, 0):
-        assert greet(replace(invitation, machine=stranger)) is None
 
+    def is_refused(other: Invitation) -> bool:
+        refused, connection = greet(other)
+        with pytest.raises(EOFError):
+            connection.recv_bytes()
+        refused.close()
+        return True
+
+    assert all(is_refused(replace(invitation, machine=stranger)) for stranger in (2, 0))
     joined: queue.SimpleQueue[str] = queue.SimpleQueue()
     nodes.when_joined(1, lambda: joined.put(""), joined.put)
-    link = greet(invitation)
-    assert link is not None
+    link, _ = greet(invitation)
     assert joined.get(timeout=60) == ""
-    assert greet(invitation) is None  # An invitation is valid once.
+    assert is_refused(invitation)  # An invitation is valid once.
     link.close()
     assert lost.get(timeout=60) == (1, "its agent has ended")
     nodes.close()

@@ -15,8 +15,8 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.cluster import Place
 from pytest_accel.features.ray import ray_client, ray_process
+from pytest_accel.features.ray.cluster import Place
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_client import RayCluster
 from pytest_accel.features.ray.ray_messages import Connect

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launchers.suite_code import SuiteCode, difference, suite_code
 from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
+from pytest_accel.features.ray.suite_code import SuiteCode, difference, suite_code
 from pytest_accel.settings.options import Settings
 from tests.features.ray.table_cluster import start_agent
 
