@@ -32,12 +32,11 @@ from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import (
     End,
     Ending,
-    InventoryReply,
     InventoryRequest,
     KillServer,
-    LeaseReply,
+    LeaseRequest,
     LeaseWanted,
-    RequestLease,
+    Reply,
     ReturnLease,
     ServerEnded,
     StartServer,
@@ -169,7 +168,7 @@ class _Agent:
                 self._server.kill()
         elif isinstance(message, InventoryRequest):
             self._send_inventory(message)
-        elif isinstance(message, RequestLease):
+        elif isinstance(message, LeaseRequest):
             task = self._requests[message.number] = self._loop.create_task(self._lease(message))
             task.add_done_callback(lambda done: self._requests.pop(message.number))
         elif isinstance(message, ReturnLease):
@@ -266,11 +265,11 @@ class _Agent:
 
     def _send_inventory(self, message: InventoryRequest) -> None:
         try:
-            self._send(InventoryReply(message.kind, self._use_machine(message.settings).of(message.kind)))
+            self._send(Reply(message.number, self._use_machine(message.settings).of(message.kind)))
         except Exception as error:
-            self._send(InventoryReply(message.kind, None, str(error)))
+            self._send(Reply(message.number, error=str(error)))
 
-    async def _lease(self, message: RequestLease) -> None:
+    async def _lease(self, message: LeaseRequest) -> None:
         """Take a lease, and tell the driver its devices, or why there is none."""
         number = message.number
         # The lock file must name a process of this machine, for the other sessions here.
@@ -279,11 +278,11 @@ class _Agent:
             leases = self._use_leases(message.settings)
             lease = self._granted[number] = await leases.take(demand, need=message.need, mask=message.mask)
         except (LockFolderError, UnfitDevicesError) as error:
-            self._send(LeaseReply(number, error=str(error), unfit=isinstance(error, UnfitDevicesError)))
+            self._send(Reply(number, error=str(error), unfit=isinstance(error, UnfitDevicesError)))
         except Exception:
-            self._send(LeaseReply(number, error=format_exc()))
+            self._send(Reply(number, error=format_exc()))
         else:
-            self._send(LeaseReply(number, lease.devices))
+            self._send(Reply(number, devices=lease.devices))
             if lease.wanted:
                 self._wanted(lease)
 

@@ -6,25 +6,26 @@ import os
 import secrets
 import socket
 import threading
-from asyncio import AbstractEventLoop, Future, get_running_loop
+from asyncio import AbstractEventLoop, get_running_loop, wrap_future
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
-from pytest_accel.core import loop_tasks, threads
+from pytest_accel.core import threads
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.paths import agent_path, server_log_path
 from pytest_accel.features.launchers.agent_messages import (
     End,
     Ending,
-    InventoryReply,
     InventoryRequest,
     KillServer,
-    LeaseReply,
+    LeaseRequest,
     LeaseWanted,
-    MachineLost,
-    RequestLease,
+    Reply,
     ReturnLease,
     ServerEnded,
     StartServer,
@@ -71,10 +72,16 @@ class RemoteLease:
 
     number: int
     on_wanted: Callable[[], object]
+    loop: AbstractEventLoop = field(default_factory=get_running_loop)
+    """The loop in which :meth:`notify` is called."""
     devices: tuple[Device, ...] = ()
     wanted: bool = False
     """True once another session waits for the devices."""
-    granted: Future[tuple[Device, ...]] = field(default_factory=lambda: get_running_loop().create_future())
+
+    def notify(self) -> None:
+        """Note that another session waits for the devices."""
+        self.wanted = True
+        self.on_wanted()
 
 
 class AgentClient:
@@ -114,14 +121,12 @@ class AgentClient:
         """The session's data for the last fork server."""
         self._token: str | None = None
         self._server_ended, self._ending = threading.Event(), threading.Event()
-        self._answered = threading.Condition()
-        """Notified when an inventory has arrived or the agent is lost."""
-        self._inventories: dict[str, InventoryReply] = {}
+        self._inventories: dict[str, Inventory | str] = {}
+        self._numbers = count()
+        self._asked: dict[int, Future[Reply]] = {}
+        """The requests that have no answer yet, by number."""
         self._leases: dict[int, RemoteLease] = {}
-        """The leases that were requested and have not been returned, by number. Used in the pool's thread only."""
-        self._last_number = 0
-        self._loop: AbstractEventLoop | None = None
-        """The pool's loop, once a lease was requested."""
+        """The leases that were requested and have not been returned, by the number of the request."""
         with fd_passing.socket_of(connection) as end:
             unix_sockets.limit_writes(end)  # The agent may be stopped (SIGSTOP).
         threads.start(self._run, "accel-agent")
@@ -190,18 +195,37 @@ class AgentClient:
 
     # The devices of the machine
 
+    def _ask(self, request: InventoryRequest | LeaseRequest) -> Future[Reply]:
+        """Send a request, and return its answer, which is :class:`PlaceError` once the agent is lost."""
+        answer = self._asked[request.number] = Future()
+        self._send(request)
+        if self.lost:
+            self._fail_requests()
+        return answer
+
+    def _fail_requests(self) -> None:
+        error = LostPlaceError if self._stands_for_machine else PlaceError
+        with suppress(KeyError):  # There are none left.
+            while True:
+                _, answer = self._asked.popitem()
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(error(f"the machine {self._machine} is lost"))
+
     def inventory(self, kind: str, settings: Settings) -> Inventory | str:
         """Return the machine's devices of `kind`, or why they cannot be looked up."""
         self._settings = settings
         if kind not in self._inventories:
-            self._send(InventoryRequest(kind, settings))
-            with self._answered:
-                self._answered.wait_for(lambda: self.lost or kind in self._inventories, _INVENTORY_TIMEOUT)
-                silent = f"its agent did not answer within {_INVENTORY_TIMEOUT:g} s"
-                why = "the machine is lost" if self.lost else silent
-                self._inventories.setdefault(kind, InventoryReply(kind, None, why))
-        seen = self._inventories[kind]
-        return seen.inventory or f"the {kind} devices of {self._machine} cannot be looked up: {seen.error}"
+            try:
+                reply = self._ask(InventoryRequest(next(self._numbers), kind, settings)).result(_INVENTORY_TIMEOUT)
+                self._inventories[kind] = reply.inventory or reply.error
+            except PlaceError as error:
+                self._inventories[kind] = str(error)
+            except futures.TimeoutError:
+                self._inventories[kind] = f"its agent did not answer within {_INVENTORY_TIMEOUT:g} s"
+        found = self._inventories[kind]
+        if isinstance(found, str):
+            return f"the {kind} devices of {self._machine} cannot be looked up: {found}"
+        return found
 
     async def lease(
         self, demand: WorldDemand, need: DeviceNeed | None, mask: str | None, on_wanted: Callable[[], object]
@@ -210,42 +234,23 @@ class AgentClient:
 
         `on_wanted` is called, here or later, when another session waits for the devices.
         """
-        self._loop = get_running_loop()
-        self._last_number += 1
-        lease = self._leases[self._last_number] = RemoteLease(self._last_number, on_wanted)
+        number = next(self._numbers)
+        lease = self._leases[number] = RemoteLease(number, on_wanted)
         assert self._settings is not None
-        self._send(RequestLease(lease.number, self._settings, demand, need, mask))
-        if self.lost:
-            self._fail_leases()
         try:
-            lease.devices = await lease.granted
+            reply = await wrap_future(self._ask(LeaseRequest(number, self._settings, demand, need, mask)))
+            if reply.error:
+                raise (UnfitDevicesError if reply.unfit else PlaceError)(f"{reply.error} (on {self._machine})")
         except BaseException:
             self.give_back(lease, killed=False)
             raise
+        lease.devices = reply.devices
         return lease
 
     def give_back(self, lease: RemoteLease, *, killed: bool) -> None:
         """Return a lease. `killed` says whether processes that used the devices were killed."""
         if self._leases.pop(lease.number, None) is not None:
             self._send(ReturnLease(lease.number, killed))
-
-    def _fail_leases(self) -> None:
-        error = LostPlaceError if self._stands_for_machine else PlaceError
-        for lease in self._leases.values():
-            loop_tasks.fail(lease.granted, error(f"the machine {self._machine} is lost"))
-
-    def _handle_lease(self, message: LeaseReply | LeaseWanted) -> None:
-        lease = self._leases.get(message.number)
-        if lease is None:
-            return
-        if isinstance(message, LeaseWanted):
-            lease.wanted = True
-            lease.on_wanted()
-        elif message.error:
-            error = UnfitDevicesError if message.unfit else PlaceError
-            loop_tasks.fail(lease.granted, error(f"{message.error} (on {self._machine})"))
-        elif not lease.granted.done():
-            lease.granted.set_result(message.devices)
 
     # The thread
 
@@ -264,16 +269,19 @@ class AgentClient:
                 with suppress(OSError), open(path, "w", encoding="utf-8") as log:
                     log.write(message.log)
             self._server_ended.set()
-        elif isinstance(message, InventoryReply):
-            with self._answered:
-                self._inventories[message.kind] = message
-                self._answered.notify_all()
+        elif isinstance(message, Reply):
+            answer = self._asked.pop(message.number, None)
+            if answer is not None and answer.set_running_or_notify_cancel():
+                answer.set_result(message)
+        elif isinstance(message, LeaseWanted):
+            lease = self._leases.get(message.number)
+            with suppress(RuntimeError):  # The pool is closed.
+                if lease is not None:
+                    lease.loop.call_soon_threadsafe(lease.notify)
         elif isinstance(message, Ending):
             self._ending.set()
-        elif isinstance(message, MachineLost):
-            self.machine_loss = message.why
         else:
-            self._post(self._handle_lease, message)
+            self.machine_loss = message.why
 
     def _connection_ended(self) -> None:
         if self._stands_for_machine:
@@ -282,13 +290,6 @@ class AgentClient:
         try:
             self._on_lost()  # First: a request that is repeated because of the loss must not get this machine.
         finally:
-            with self._answered:
-                self._answered.notify_all()
-            self._post(self._fail_leases)
+            self._fail_requests()
             self._ending.set()
             self._server_ended.set()
-
-    def _post(self, method: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # The pool is closed.
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(method, *arguments)

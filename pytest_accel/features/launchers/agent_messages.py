@@ -45,22 +45,14 @@ class ServerEnded(Struct, frozen=True, tag=True):
     """The end of the server's log, or the traceback of the failed start; empty if the driver can read the log."""
 
 
-class InventoryReply(Struct, frozen=True, tag=True):
-    """The answer to :class:`InventoryRequest`."""
-
-    kind: str
-    inventory: Inventory | None
-    error: str = ""
-    """The reason if there is no inventory."""
-
-
-class LeaseReply(Struct, frozen=True, tag=True):
-    """The answer to :class:`RequestLease`."""
+class Reply(Struct, frozen=True, tag=True):
+    """The answer to the request `number`."""
 
     number: int
+    inventory: Inventory | None = None
     devices: tuple[Device, ...] = ()
     error: str = ""
-    """The reason if there is no lease."""
+    """Why the request cannot be met; empty if it is."""
     unfit: bool = False
     """True if the machine's devices do not meet the need, so that another machine may be tried."""
 
@@ -81,7 +73,7 @@ class MachineLost(Struct, frozen=True, tag=True):
     why: str
 
 
-ToDriver = ServerEnded | InventoryReply | LeaseReply | LeaseWanted | Ending | MachineLost
+ToDriver = ServerEnded | Reply | LeaseWanted | Ending | MachineLost
 
 
 # Driver to agent
@@ -108,11 +100,12 @@ class KillServer(Struct, frozen=True, tag=True):
 class InventoryRequest(Struct, frozen=True, tag=True):
     """Ask for the inventory of a device kind."""
 
+    number: int
     kind: str
     settings: Settings
 
 
-class RequestLease(Struct, frozen=True, tag=True):
+class LeaseRequest(Struct, frozen=True, tag=True):
     """Request a lease on devices of the agent's machine."""
 
     number: int
@@ -140,4 +133,4 @@ class End(Struct, frozen=True, tag=True):
     """The driver's process id."""
 
 
-ToAgent = StartServer | KillServer | InventoryRequest | RequestLease | ReturnLease | End
+ToAgent = StartServer | KillServer | InventoryRequest | LeaseRequest | ReturnLease | End

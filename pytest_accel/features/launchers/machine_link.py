@@ -23,8 +23,7 @@ import socket
 import struct
 import sys
 import threading
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
@@ -36,8 +35,8 @@ from zmq.utils.monitor import recv_monitor_message
 from pytest_accel.compat.asyncio_shims import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.log import step, step_once
 from pytest_accel.features.launchers.agent_messages import MachineLost, StartServer
+from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import InspectorTarget, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
@@ -54,10 +53,6 @@ _HANDSHAKE_TIMEOUT = 5
 """Seconds that a caller has to prove that it knows the secret, and the driver to answer it."""
 _CALL_TIMEOUT = 3.0
 """Seconds that an attempt to connect may take."""
-_RETRY_INTERVAL = 0.1
-"""Seconds between two attempts."""
-_REFUSED_TIMEOUT = 5.0
-"""Seconds for which to retry while a process with another secret listens at the driver's address."""
 _CLOCK_ROUNDS = 5
 """Number of rounds in which the clocks are compared."""
 _LONGEST = 1 << 24
@@ -70,15 +65,12 @@ _CLOCK = struct.Struct("!d")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WRONG_KEY = 0x11000001
 """The value of zmq's event if a handshake cannot be decrypted (``ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC``)."""
+_OTHER_PROGRAM = "the process that listens there"
 Target = StartServer | InspectorTarget | RankTarget
 """The target of a stream of the driver."""
 OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
 """Returns a socket that is connected to a target, and the descriptor of its process's end, if it is one of a process of
 this machine; raises OSError if there is no such target."""
-
-
-class WrongSecret(ConnectionError):
-    """The process that listens did not accept this one: its secret or its job is another, or it is no driver."""
 
 
 class _MachineLink:
@@ -427,55 +419,25 @@ class AgentLink(_MachineLink):
 
     def _on_event(self, event: int, value: int) -> None:
         error = WrongSecret if event & _FAILED else ConnectionResetError
-        self._clocks.put_nowait(error("has closed the connection"))
+        self._clocks.put_nowait(error(f"{_OTHER_PROGRAM} has closed the connection"))
         self._end_streams(b"")
 
 
-def call(
-    addresses: Sequence[str],
-    port: int,
-    key: bytes,
-    timeout: float,
-    driver: str,
-    here: Callable[[], Connection | None] = lambda: None,
-) -> AgentLink | Connection:
-    """Connect to the driver at one of `addresses`, or by `here` if that returns a connection on this machine.
+def call(address: str, port: int, key: bytes) -> AgentLink:
+    """Connect to the driver.
 
-    `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
-    address. If a process that listens there refuses the connection for some seconds, raise :class:`WrongSecret`.
+    Raise OSError or ValueError if that is not possible, and :class:`WrongSecret` if the process that listens refuses.
     """
-    deadline = monotonic() + timeout
-    refused_since: float | None = None
-    errors: dict[str, str] = {}
-    seen: set[str] = set()
-    while monotonic() < deadline:
-        for address in addresses:
-            if (connection := here()) is not None:
-                return connection
-            try:
-                # zmq does not tell why it cannot connect.
-                with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
-                    ends = [str(end[0]) for end in (probe.getsockname(), probe.getpeername())]
-            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
-                errors[address] = str(error)
-                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
-                continue
-            link = AgentLink(ends[0], ends[1], port, key)
-            try:
-                link.compare_clocks(min(_HANDSHAKE_TIMEOUT, deadline - monotonic()))
-            except (OSError, ValueError, asyncio.TimeoutError) as error:
-                link.close()
-                errors[address] = f"the process that listens there {str(error) or 'does not answer'}"
-                step_once(seen, "what listens at %s, port %d, is not %s of this job: %r", address, port, driver, error)
-                if isinstance(error, WrongSecret):
-                    refused_since = refused_since or monotonic()
-                    if monotonic() >= refused_since + _REFUSED_TIMEOUT:
-                        raise
-                continue
-            if (connection := here()) is not None:  # The driver listens here first.
-                link.close()
-                return connection
-            step("is connected to %s at %s, port %d", driver, address, port)
-            return link
-        time.sleep(_RETRY_INTERVAL)
-    raise ConnectionError("; ".join(f"{address}: {why}" for address, why in errors.items()))
+    # zmq does not tell why it cannot connect.
+    with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
+        ends = [str(end[0]) for end in (probe.getsockname(), probe.getpeername())]
+    link = AgentLink(ends[0], ends[1], port, key)
+    try:
+        link.compare_clocks(_HANDSHAKE_TIMEOUT)
+    except asyncio.TimeoutError:
+        link.close()
+        raise ConnectionError(f"{_OTHER_PROGRAM} does not answer") from None
+    except BaseException:
+        link.close()
+        raise
+    return link

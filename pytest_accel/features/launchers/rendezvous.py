@@ -36,6 +36,7 @@ from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode
@@ -50,8 +51,10 @@ _LONGEST = 1 << 24
 """Maximum size of a greeting, in bytes; command lines may be long."""
 _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
-_RETRY_INTERVAL = 0.02
+_RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0, and between two looks for calls from other machines."""
+_REFUSED_TIMEOUT = 5.0
+"""Seconds for which to retry while a process with another secret listens at rank 0's address."""
 _PROBE_TIMEOUT = 3.0
 """Seconds that a connection to the store of torchrun's agents may take."""
 _STORE = """
@@ -341,58 +344,24 @@ def join(process: LauncherEnv, own: Hello, where: Address | None, timeout: float
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    path = rendezvous_path(process, own.machine)
-    return _join_here(process, path, timeout) if where is None else _join_elsewhere(process, own, where, path, timeout)
-
-
-def _join_here(process: LauncherEnv, path: str, timeout: float) -> Connection:
-    deadline = monotonic() + timeout
-    seen: set[str] = set()
-    step("looks for rank 0 at %s", path)
-    while True:
-        try:
-            return _connect(process, path)
-        except OSError as error:
-            step_once(seen, "cannot connect to rank 0 at %s: %s", path, error.strerror)
-            if monotonic() >= deadline:
-                raise RendezvousError(
-                    f"{process.launcher} has started {process.size} processes, and rank {process.rank} did not reach "
-                    f"rank 0 within {timeout:g} s"
-                ) from None
-        time.sleep(_RETRY_INTERVAL)
-
-
-def _connect(process: LauncherEnv, path: str) -> Connection:
-    """Connect to rank 0 on this machine; raise OSError if it does not listen there."""
+    path = there = rendezvous_path(process, own.machine)
+    addresses: list[str] = []
+    port, key = 0, b""
+    if where is None:
+        step("looks for rank 0 at %s", path)
+    else:
+        addresses, port, secret = [where.host], where.port, where.secret
+        if where.key is not None:
+            step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
+            addresses, port, random = _read_store(where, timeout)
+            secret = job_secret.mixed(random, where.secret)
+        if log.is_on():
+            step("looks for rank 0 at %s, port %d", " or ".join(map(_resolved, addresses)), port)
+        key = job_secret.driver_key(secret, where.job)
+        there = f"{' or '.join(addresses)}, port {port}"
     try:
-        with unix_sockets.connect(path) as call:
-            step("is connected to rank 0")
-            return Connection(call.detach())
-    except PermissionError as error:
-        raise RendezvousError(f"rank {process.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None
-
-
-def _join_elsewhere(
-    process: LauncherEnv, own: Hello, where: Address, path: str, timeout: float
-) -> Connection | AgentLink:
-    from pytest_accel.features.launchers import machine_link
-
-    def here() -> Connection | None:
-        with suppress(OSError):
-            return _connect(process, path)
-        return None
-
-    addresses, port, secret = [where.host], where.port, where.secret
-    if where.key is not None:
-        step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
-        addresses, port, random = _read_store(where, timeout)
-        secret = job_secret.mixed(random, where.secret)
-    if log.is_on():
-        step("looks for rank 0 at %s, port %d", " or ".join(map(_resolved, addresses)), port)
-    there = f"{' or '.join(addresses)}, port {port}"
-    try:
-        return machine_link.call(addresses, port, job_secret.driver_key(secret, where.job), timeout, "rank 0", here)
-    except machine_link.WrongSecret:
+        return call(addresses, port, key, timeout, "rank 0", path)
+    except WrongSecret:
         raise RendezvousError(
             f"the process that listens for rank 0 at {there}, has another secret ({job_secret.NAMES}) than rank "
             f"{process.rank} on {own.host}, or belongs to another job"
@@ -402,6 +371,57 @@ def _join_elsewhere(
             f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {own.host} did not "
             f"reach rank 0 at {there}, within {timeout:g} s: {error}"
         ) from None
+
+
+def call(
+    addresses: Sequence[str], port: int, key: bytes, timeout: float, driver: str, path: str | None = None
+) -> AgentLink | Connection:
+    """Connect to the driver: at the Unix socket `path` if it listens there, or at one of `addresses`.
+
+    `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
+    address. If a process that listens there refuses the connection for some seconds, raise :class:`WrongSecret`.
+    """
+    deadline = monotonic() + timeout
+    refused_since: float | None = None
+    errors: dict[str, str] = {}
+    seen: set[str] = set()
+    while True:
+        if path is not None and (connection := _call_here(path, driver)) is not None:
+            return connection
+        for address in addresses:
+            from pytest_accel.features.launchers import machine_link  # It needs pyzmq.
+
+            try:
+                link = machine_link.call(address, port, key)
+            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
+                errors[address] = f"{address}: {error}"
+                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
+                if isinstance(error, WrongSecret):
+                    refused_since = refused_since or monotonic()
+                    if monotonic() >= refused_since + _REFUSED_TIMEOUT:
+                        raise
+                continue
+            # The driver listens at the path before it does at the port.
+            if path is not None and (connection := _call_here(path, driver)) is not None:
+                link.close()
+                return connection
+            step("is connected to %s at %s, port %d", driver, address, port)
+            return link
+        if monotonic() >= deadline:
+            raise ConnectionError("; ".join(errors.values()) or "no process listens there")
+        time.sleep(_RETRY_INTERVAL)
+
+
+def _call_here(path: str, driver: str) -> Connection | None:
+    """Connect to the driver on this machine; return None if it does not listen there."""
+    try:
+        with unix_sockets.connect(path) as call:
+            step("is connected to %s", driver)
+            return Connection(call.detach())
+    except PermissionError as error:
+        raise RendezvousError(f"this process cannot connect to {driver} at {path}: {error.strerror}") from None
+    except OSError:
+        return None
 
 
 def _resolved(address: str) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.machine_link import AgentLink, call
+from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.launchers.rendezvous import call
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello, read_invitation
 from pytest_accel.features.ray.suite_code import suite_code
 

@@ -17,7 +17,7 @@ import pytest
 from pytest_accel.core import prctl
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.features.launchers.agent_messages import StartServer
-from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink, Target, call
+from pytest_accel.features.launchers.machine_link import DriverLink, Target, call
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import RankTarget, call_agent
 from pytest_accel.messages.session_spec import SessionSpec
@@ -38,8 +38,7 @@ class Ends:
         self.servers: list[socket.socket] = []
         """The fork servers' ends of their connections to the driver."""
         self.driver = DriverLink(KEY, 0, print)
-        self.link = call(["127.0.0.1"], self.driver.port, KEY, 30, "rank 0")
-        assert isinstance(self.link, AgentLink)
+        self.link = call("127.0.0.1", self.driver.port, KEY)
         assert abs(self.link.clock) < 1
         self.of_agent = self.link.start(self._open)
         self.of_agent.send_bytes(b"greeting")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.features.launchers import machine_link
+from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello, read_invitation
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
@@ -35,20 +36,18 @@ def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
 
 def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
     """Call as the agent of the invitation's machine; return its connection. Raise WrongSecret if it has another key."""
-    link = machine_link.call(["127.0.0.1"], invitation.port, bytes.fromhex(invitation.key), 60, "the controller")
-    assert isinstance(link, AgentLink)
+    link = machine_link.call("127.0.0.1", invitation.port, bytes.fromhex(invitation.key))
     connection = link.start(no_target)
     connection.send_bytes(encode(NodeHello(invitation.machine, "there", suite_code(""), ())))
     return link, connection
 
 
-def test_only_expected_agents_with_the_key_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
+def test_only_expected_agents_with_the_key_are_admitted() -> None:
     nodes = ClusterMachines(Settings(), "")
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     nodes.on_lost = lambda number, why: lost.put((number, why))
     invitation = nodes.expect(1, "node-1", "127.0.0.1")
-    with pytest.raises(machine_link.WrongSecret):
+    with pytest.raises(WrongSecret):
         greet(replace(invitation, key="00" * 32))
 
     def is_refused(other: Invitation) -> bool:
