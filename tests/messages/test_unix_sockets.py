@@ -214,8 +214,8 @@ def test_the_owner_of_the_lock_folder_cannot_intercept_the_rendezvous(
             thread.join()
         (common / "go").unlink()
         assert read_line(other) == "0 Operation not permitted"
-    assert [one.hello.rank for one in gathered] == [1, 2]
-    for connection in (*connections, *(one.connection for one in gathered)):
+    assert list(gathered) == [1, 2]
+    for connection in (*connections, *(connection for _, connection in gathered.values())):
         connection.close()
 
 

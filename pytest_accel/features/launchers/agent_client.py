@@ -93,7 +93,7 @@ class AgentClient:
         machine: str,
         on_lost: Callable[[], None],
         changes: Callable[[], dict[str, str | None]],
-        remote: tuple[DriverLink, bytes] | None = None,
+        remote: tuple[DriverLink, str] | None = None,
         settings: Settings | None = None,
     ) -> None:
         """`machine` is the name of the agent's machine.
@@ -102,7 +102,7 @@ class AgentClient:
 
         `changes` returns the changes to the agent's environment for a fork server; None removes a variable.
 
-        `remote` is the driver's end of the link to the agent's machine, and the agent's name there. `settings` are
+        `remote` is the driver's end of the link to the agent's machine, and the agent's name in it. `settings` are
         those of a session on a cluster, in which the machine counts as lost when the agent ends.
         """
         self.lost = False

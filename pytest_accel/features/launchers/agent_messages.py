@@ -33,6 +33,8 @@ class Hello(Struct, frozen=True):
     """The address of this machine in its connection to rank 0; empty on rank 0's machine."""
     driver_address: str = ""
     """The address of rank 0's machine in that connection."""
+    link: str = ""
+    """The name of the connection in rank 0's link; empty on rank 0's machine."""
 
 
 # Agent to driver

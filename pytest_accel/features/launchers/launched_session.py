@@ -21,7 +21,7 @@ from pytest_accel.features.launchers import agent, rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machines_starter import MachinesStarter
-from pytest_accel.features.launchers.rendezvous import Joined, RendezvousError
+from pytest_accel.features.launchers.rendezvous import RendezvousError
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
@@ -66,7 +66,8 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         if process.rank != 0:
             driver = rendezvous.join(process, hello, where)
             if not isinstance(driver, Connection):
-                hello = structs.replace(hello, address=driver.own_address, driver_address=driver.driver_address)
+                at, there = driver.own_address, driver.driver_address
+                hello = structs.replace(hello, address=at, driver_address=there, link=driver.name)
             raise SystemExit(agent.serve_driver(driver, hello))
         session = LaunchedSession(process, hello, *rendezvous.gather(process, hello, where))
     except RendezvousError as error:
@@ -144,10 +145,12 @@ def layout_of(hellos: Sequence[Hello]) -> Layout:
 class LaunchedSession:
     """The other launched processes, as rank 0 sees them, with a client for the agent of each. Exists in rank 0 only."""
 
-    def __init__(self, process: LauncherEnv, own: Hello, joined: Sequence[Joined], link: DriverLink | None) -> None:
+    def __init__(
+        self, process: LauncherEnv, own: Hello, joined: Mapping[int, tuple[Hello, Connection]], link: DriverLink | None
+    ) -> None:
         """`own` is the greeting of this process, and `link` this end of the connections to other machines."""
         self.process = process
-        self.hellos = {one.hello.rank: one.hello for one in joined}
+        self.hellos = {rank: hello for rank, (hello, _) in joined.items()}
         self.layout = layout_of([own, *self.hellos.values()])
         self.on_lost: Callable[[str], None] | None = None
         """Called, in a thread of an agent's client, with a message about the processes that have ended too early."""
@@ -162,9 +165,9 @@ class LaunchedSession:
                 self._name(hello.rank),
                 self._agent_lost,
                 changes,
-                None if link is None or peer is None else (link, peer),
+                (link, hello.link) if link is not None and hello.link else None,
             )
-            for hello, connection, peer in joined
+            for hello, connection in joined.values()
         }
 
     @property

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import struct
 import sys
@@ -26,7 +27,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
-from queue import SimpleQueue
 
 import zmq
 from zmq.utils import z85
@@ -237,19 +237,20 @@ class _MachineLink:
 class DriverLink(_MachineLink):
     """The driver's end of the connections to all agents on other machines. Its thread runs until :meth:`stop`."""
 
-    def __init__(self, key: bytes, port: int, on_wrong_secret: Callable[[], None]) -> None:
+    def __init__(
+        self, key: bytes, port: int, answer: Callable[[], socket.socket], on_wrong_secret: Callable[[], None]
+    ) -> None:
         """Listen on all addresses of this machine, at `port`; 0: any. Raise OSError if the port is in use.
 
-        `key` is the driver's private key. `on_wrong_secret` is called in the loop when a process with another key has
-        called for the first time.
+        `key` is the driver's private key. `answer` returns the connection to the driver for an agent that has called,
+        or raises OSError. `on_wrong_secret` is called when a process with another key has called for the first time.
+        Both are called in the loop.
         """
         events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         super().__init__(zmq.ROUTER, events)
-        self.calls: SimpleQueue[tuple[socket.socket, bytes] | None] = SimpleQueue()
-        """A connection to each agent that has called, and its name here."""
         self.wrong_secret = False
         """True if a process with another key has called."""
-        self._on_wrong_secret = on_wrong_secret
+        self._answer, self._on_wrong_secret = answer, on_wrong_secret
         self._heard: dict[bytes, float] = {}
         """The time of the last message of each agent."""
         self._numbers = count(_FIRST_OF_DRIVER)
@@ -269,11 +270,12 @@ class DriverLink(_MachineLink):
         self._loop.call_soon(self._ping)
         self._run_in_thread()
 
-    def start_server(self, peer: bytes, message: StartServer, end: socket.socket, listener: socket.socket) -> None:
-        """Have an agent start a fork server that is connected to `end`.
+    def start_server(self, agent: str, message: StartServer, end: socket.socket, listener: socket.socket) -> None:
+        """Have the agent with this `AgentLink.name` start a fork server that is connected to `end`.
 
         Each connection to `listener` becomes a stream to a target that its first bytes name.
         """
+        peer = agent.encode()
         self._post(self._open_next, peer, end, frame(encode(message)))
         self._post(lambda: self._start(self._accept(peer, listener), listener))
 
@@ -321,10 +323,9 @@ class DriverLink(_MachineLink):
             inbox.put_nowait(data)
         elif number == _CONVERSATION and not is_known:
             self._heard[peer] = monotonic()
-            end, ours = unix_sockets.pair()
-            self._open(peer, number, end)
-            self._streams[peer, number].put_nowait(data)
-            self.calls.put((ours, peer))
+            with suppress(OSError):
+                self._open(peer, number, self._answer())
+                self._streams[peer, number].put_nowait(data)
 
     def _on_event(self, event: int, value: int) -> None:
         if event in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
@@ -347,6 +348,8 @@ class AgentLink(_MachineLink):
     def __init__(self, own_address: str, address: str, port: int, key: bytes) -> None:
         """Connect to the driver, whose private key is `key`. The addresses are those of this machine and of its."""
         super().__init__(zmq.DEALER, zmq.EVENT_DISCONNECTED | _FAILED)
+        self.name = secrets.token_hex(8)
+        """The name of this end at the driver's."""
         self.own_address = own_address.removeprefix("::ffff:")
         self.driver_address = address.removeprefix("::ffff:")
         self.clock = 0.0
@@ -356,6 +359,7 @@ class AgentLink(_MachineLink):
         self._open_target: OpenTarget | None = None
         self._numbers: set[int] = set()
         """The streams that the driver has opened and has not ended."""
+        self._socket.setsockopt(zmq.ROUTING_ID, self.name.encode())
         public, private = zmq.curve_keypair()
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(key)))
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public)

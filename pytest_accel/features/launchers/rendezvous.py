@@ -19,10 +19,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Empty
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import psutil
 from msgspec import Meta, Struct
@@ -52,7 +52,7 @@ _LONGEST = 1 << 24
 _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
 _RETRY_INTERVAL = 0.05
-"""Seconds between two attempts to connect to rank 0, and between two looks for calls from other machines."""
+"""Seconds between two attempts to connect to rank 0."""
 _REFUSED_TIMEOUT = 5.0
 """Seconds for which to retry while a process with another secret listens at rank 0's address."""
 _PROBE_TIMEOUT = 3.0
@@ -97,15 +97,6 @@ class Address:
     @property
     def text(self) -> str:
         return f"{self.host}:{self.port}"
-
-
-class Joined(NamedTuple):
-    """A process that has connected to rank 0."""
-
-    hello: Hello
-    connection: Connection
-    peer: bytes | None
-    """The name of its connection in the link; None on rank 0's machine."""
 
 
 class _StoredValue(Struct, frozen=True):
@@ -192,58 +183,44 @@ def rendezvous_path(process: LauncherEnv, machine: str = "") -> str:
 
 def gather(
     process: LauncherEnv, own: Hello, where: Address | None, timeout: float = TIMEOUT
-) -> tuple[list[Joined], DriverLink | None]:
-    """Wait for all other processes, in rank 0; return them by rank, and the link to other machines.
+) -> tuple[dict[int, tuple[Hello, Connection]], DriverLink | None]:
+    """Wait for all other processes, in rank 0; return their greetings and connections, and the link to other machines.
 
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     path = rendezvous_path(process, own.machine)
     deadline = monotonic() + timeout
-    found: dict[int, Joined] = {}
+    found: dict[int, tuple[Hello, Connection]] = {}
     link: DriverLink | None = None
     with _listen(path, process) as listener:
         try:
             if where is None:
                 step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
             else:
-                link = _listen_to_machines(process, where, timeout)
+                link = _listen_to_machines(process, where, path, timeout)
             while absent := [rank for rank in range(1, process.size) if rank not in found]:
-                joined = _next(listener, link, deadline)
-                if joined is None and monotonic() >= deadline:
+                met = accept(listener, Hello, deadline - monotonic())
+                if met is None and monotonic() >= deadline:
                     raise _missing_ranks(process, absent, timeout, link)
-                if joined is None or not 0 < joined.hello.rank < process.size:
+                if met is None or not 0 < met[1].rank < process.size:
                     continue
-                hello = joined.hello
+                call, hello = met
                 if hello.rank in found:  # A process whose first call took too long calls again.
-                    found[hello.rank].connection.close()
-                found[hello.rank] = joined
+                    found[hello.rank][1].close()
+                found[hello.rank] = hello, Connection(call.detach())
                 left = [rank for rank in absent if rank != hello.rank]
                 more = f"; still waits for {ranks_text(left)}" if left else ""
                 where_text = "of this machine" if where is None else f"on {hello.host}"
                 step("rank %d %s has connected%s", hello.rank, where_text, more)
         except BaseException:
-            for one in found.values():
-                one.connection.close()
+            for _, connection in found.values():
+                connection.close()
             if link is not None:
                 link.close()
             raise
         finally:
             os.unlink(path)
-    return [found[rank] for rank in sorted(found)], link
-
-
-def _next(listener: socket.socket, link: DriverLink | None, deadline: float) -> Joined | None:
-    """Return a process that has called; None if none has until `deadline`, or it was another program."""
-    left = max(0.0, deadline - monotonic())
-    met = accept(listener, Hello, left if link is None else min(left, _RETRY_INTERVAL))
-    if met is not None:
-        return Joined(met[1], Connection(met[0].detach()), None)
-    with suppress(Empty):
-        if link is not None and (called := link.calls.get_nowait()) is not None:
-            call, peer = called
-            if (hello := read_greeting(call, Hello)) is not None:
-                return Joined(hello, Connection(call.detach()), peer)
-    return None
+    return {rank: found[rank] for rank in sorted(found)}, link
 
 
 def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[socket.socket, Greeting] | None:
@@ -292,17 +269,18 @@ def _listen(path: str, process: LauncherEnv) -> socket.socket:
     return unix_sockets.listen(path, process.size)
 
 
-def _listen_to_machines(process: LauncherEnv, where: Address, timeout: float) -> DriverLink:
-    """Listen for processes of other machines; raise :class:`RendezvousError` if that is not possible.
+def _listen_to_machines(process: LauncherEnv, where: Address, path: str, timeout: float) -> DriverLink:
+    """Listen for processes of other machines, which are connected to `path`; raise :class:`RendezvousError` if that is
+    not possible.
 
     The addresses are left in the agents' store if there is one, which may take `timeout` seconds.
     """
     from pytest_accel.features.launchers.machine_link import DriverLink
 
-    random = secrets.token_bytes(32)
+    random, answer = secrets.token_bytes(32), partial(unix_sockets.connect, path)
     port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
     try:
-        link = DriverLink(job_secret.driver_key(secret, where.job), port, _warn_wrong_secret)
+        link = DriverLink(job_secret.driver_key(secret, where.job), port, answer, _warn_wrong_secret)
     except OSError as error:
         raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
     if log.is_on():

@@ -51,3 +51,5 @@ class NodeHello(Struct, frozen=True):
     """The code of the suite on the machine."""
     variables: tuple[str, ...]
     """The names of the environment variables that the machine sets."""
+    link: str
+    """The name of the connection in the controller's link."""

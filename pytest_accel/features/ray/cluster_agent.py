@@ -44,8 +44,9 @@ def main() -> int:
         if invitation.log is not None:
             os.environ[log.VARIABLE] = invitation.log
             log.start_here(f"agent of machine {invitation.machine}")
-        hello = NodeHello(invitation.machine, platform.node(), suite_code(invitation.rootdir), tuple(os.environ))
+        code = suite_code(invitation.rootdir)
         link = _join(invitation)
+        hello = NodeHello(invitation.machine, platform.node(), code, tuple(os.environ), link.name)
     except (ValueError, ConnectionError) as error:
         step("ends: it %s", error)
         print(f"accel: the agent on {platform.node()} {error}", file=sys.stderr, flush=True)

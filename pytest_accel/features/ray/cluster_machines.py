@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
+from socket import socket
 
 from pytest_accel.core import log, threads
 from pytest_accel.core.kinds import KINDS
@@ -23,6 +25,7 @@ from pytest_accel.features.launchers.rendezvous import own_interfaces, read_gree
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
@@ -103,7 +106,9 @@ class ClusterMachines:
         self._changes = EnvironmentChanges()
         self._closing = False
         self._key = secrets.token_bytes(32)
-        self._link = DriverLink(self._key, 0, _ignore_caller)
+        self._calls: SimpleQueue[socket | None] = SimpleQueue()
+        """The connections to agents that have called; at the end None."""
+        self._link = DriverLink(self._key, 0, self._answer, _ignore_caller)
         self._thread = threads.start(self._admit, "accel-admission")
 
     @property
@@ -164,15 +169,19 @@ class ClusterMachines:
         for client in self.clients.values():
             client.end(0)
         self._link.close()
-        self._link.calls.put(None)
+        self._calls.put(None)
         threads.end(self._thread)
 
-    # In the threads of the admission and of the clients
+    # In the threads of the link, of the admission and of the clients
+
+    def _answer(self) -> socket:
+        ours, theirs = unix_sockets.pair()
+        self._calls.put(ours)
+        return theirs
 
     def _admit(self) -> None:
         """Admit the agents of expected machines, each once, until the link is closed."""
-        while (called := self._link.calls.get()) is not None:
-            call, peer = called
+        while (call := self._calls.get()) is not None:
             hello = read_greeting(call, NodeHello)
             if hello is None:
                 continue
@@ -181,13 +190,13 @@ class ClusterMachines:
                 expected = machine is not None and machine.client is None and machine.loss is None
             why = self._difference(hello) if expected else None
             if expected and why is None:
-                self._join(Connection(call.detach()), peer, hello)
+                self._join(Connection(call.detach()), hello)
                 continue
             call.close()
             if why is not None:
                 self.give_up(hello.machine, why)
 
-    def _join(self, connection: Connection, peer: bytes, hello: NodeHello) -> None:
+    def _join(self, connection: Connection, hello: NodeHello) -> None:
         """Make the client of an agent that has connected."""
         with self._lock:
             client = AgentClient(
@@ -195,7 +204,7 @@ class ClusterMachines:
                 self.layout.machines[hello.machine].name,
                 partial(self._agent_lost, hello.machine),
                 lambda: {**additions(os.environ, hello.variables), **self._changes()},
-                (self._link, peer),
+                (self._link, hello.link),
                 self._settings,
             )
             callbacks = self._machines[hello.machine].join(client)

@@ -235,9 +235,9 @@ def test_processes_may_join_in_any_order() -> None:
 
     for thread in threads:
         thread.join()
-    assert [peer.hello.rank for peer in met] == [1, 2]
+    assert list(met) == [1, 2]
     assert link is None
-    met[1].connection.send("for rank 2")
+    met[2][1].send("for rank 2")
     connection = found[2]
     assert isinstance(connection, Connection)
     assert connection.recv() == "for rank 2"
@@ -253,7 +253,9 @@ def test_missing_processes_are_named() -> None:
         gather(world(0), hello(0), None, 3)
 
     thread.join()
-    with pytest.raises(RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: no process listens there"):
+    with pytest.raises(
+        RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: no process listens there"
+    ):
         rendezvous.join(world(1), hello(1), None, 0)
 
 
@@ -348,17 +350,19 @@ def test_remote_processes_are_accepted_and_strangers_are_rejected(address: Addre
         for thread in threads:
             thread.join()
 
-    assert [peer.hello for peer in met] == [there, near]
-    # The process on this machine has connected at the Unix socket.
-    assert [peer.peer is None for peer in met] == [False, True]
+    assert [hello for hello, _ in met.values()] == [there, near]
     assert link is not None
-    met[0].connection.send("for rank 1")
+    met[1][1].send("for rank 1")
     connection = found[1]
     assert isinstance(connection, Connection)
     assert connection.recv() == "for rank 1"
     link.close()
     with pytest.raises(EOFError):
         connection.recv()
+    met[2][1].send("for rank 2")  # It has connected on this machine, and needs no link.
+    near_connection = found[2]
+    assert isinstance(near_connection, Connection)
+    assert near_connection.recv() == "for rank 2"
 
 
 def connect_to(where: Address) -> socket.socket:

@@ -37,18 +37,17 @@ class Ends:
         self.path = agent_path(str(here), 1)
         self.servers: list[socket.socket] = []
         """The fork servers' ends of their connections to the driver."""
-        self.driver = DriverLink(KEY, 0, print)
+        ours, answered = unix_sockets.pair()
+        self.of_driver = Connection(ours.detach())
+        self.driver = DriverLink(KEY, 0, lambda: answered, print)
         self.link = call("127.0.0.1", self.driver.port, KEY)
         assert abs(self.link.clock) < 1
         self.of_agent = self.link.start(self._open)
         self.of_agent.send_bytes(b"greeting")
-        called = self.driver.calls.get(timeout=30)
-        assert called is not None
-        self.of_driver = Connection(called[0].detach())
         assert self.of_driver.recv_bytes() == b"greeting"
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
-        self.driver.start_server(called[1], StartServer(spec, {}), end, unix_sockets.listen(self.path, 8))
+        self.driver.start_server(self.link.name, StartServer(spec, {}), end, unix_sockets.listen(self.path, 8))
         eventually("the server to start", lambda: bool(self.servers))
 
     def _open(self, target: Target) -> tuple[socket.socket, int | None]:

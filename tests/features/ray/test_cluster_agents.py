@@ -38,7 +38,7 @@ def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
     """Call as the agent of the invitation's machine; return its connection. Raise WrongSecret if it has another key."""
     link = machine_link.call("127.0.0.1", invitation.port, bytes.fromhex(invitation.key))
     connection = link.start(no_target)
-    connection.send_bytes(encode(NodeHello(invitation.machine, "there", suite_code(""), ())))
+    connection.send_bytes(encode(NodeHello(invitation.machine, "there", suite_code(""), (), link.name)))
     return link, connection
 
 
