@@ -154,7 +154,6 @@ class LaunchedSession:
         self.layout = layout_of([own, *self.hellos.values()])
         self.on_lost: Callable[[str], None] | None = None
         """Called, in a thread of an agent's client, with a message about the processes that have ended too early."""
-        self._link = link
         self._ended = False
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
@@ -239,8 +238,6 @@ class LaunchedSession:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for client in self._clients.values():
             client.end(status)
-        if self._link is not None:
-            self._link.stop()
 
     def _agent_lost(self) -> None:
         if self._ended:

@@ -110,30 +110,19 @@ class _MachineLink:
             self._loop.call_soon(take)
 
     def _run_in_thread(self) -> None:
-        self._thread = threads.start(self._run, "accel-machines")
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._end_loop()
+        self._thread = threads.start(self._loop.run_forever, "accel-machines")
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
         """Have `call` called in the loop; no-op if that has ended. Any thread may call this."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def stop(self) -> None:
-        """End the thread and all streams. The connections stay open as long as the process."""
-        if self._thread is None:
-            self._end_loop()
-        else:
+    def close(self) -> None:
+        """End the thread and the connections. A driver's connections otherwise stay open as long as its process."""
+        if self._thread is not None:
             self._post(self._loop.stop)
             threads.end(self._thread)
-
-    def close(self) -> None:
-        """End the thread and the connections."""
-        self.stop()
+        self._end_loop()
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._context.destroy(linger=0)
@@ -224,7 +213,7 @@ class _MachineLink:
 
     def _end_loop(self) -> None:
         async def end_all() -> None:
-            self._streams.clear()  # The other machine is not told: at the driver's end, it waits for the process.
+            self._streams.clear()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -235,7 +224,7 @@ class _MachineLink:
 
 
 class DriverLink(_MachineLink):
-    """The driver's end of the connections to all agents on other machines. Its thread runs until :meth:`stop`."""
+    """The driver's end of the connections to all agents on other machines."""
 
     def __init__(
         self, key: bytes, port: int, answer: Callable[[], socket.socket], on_wrong_secret: Callable[[], None]

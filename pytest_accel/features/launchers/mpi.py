@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 from asyncio import Event, Task, sleep, wait
@@ -25,7 +24,7 @@ from msgspec import Struct, structs
 from pytest_accel.core import loop_tasks, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
+from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, living, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.timeouts import START_TIMEOUT
@@ -218,18 +217,12 @@ class _MpiServer:
         kill_tree(self.pid)
 
     def wait(self, timeout: float) -> bool:
-        end = prctl.end_of(self.pid)
-        if end is not None:  # The descriptor is readable once the process has ended, even before mpirun has reaped it.
-            try:
-                return bool(select.select([end], [], [], timeout)[0])
-            finally:
-                os.close(end)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            try:
-                psutil.Process(self.pid).wait(timeout)
-            except psutil.TimeoutExpired:
-                return False
-        return True
+        try:
+            process = psutil.Process(self.pid)
+        except psutil.NoSuchProcess:
+            return True
+        psutil.wait_procs([process], timeout)
+        return not living([process])  # It has ended even if mpirun has not reaped it.
 
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
