@@ -7,7 +7,7 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
@@ -17,12 +17,13 @@ from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.stash_keys import MARKED, SESSION
+from pytest_accel.core.units import count_text
 from pytest_accel.features.launchers import agent, rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machines_starter import MachinesStarter
 from pytest_accel.features.launchers.rendezvous import RendezvousError
-from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.session_spec import SessionSpec
@@ -143,7 +144,10 @@ def layout_of(hellos: Sequence[Hello]) -> Layout:
 
 
 class LaunchedSession:
-    """The other launched processes, as rank 0 sees them, with a client for the agent of each. Exists in rank 0 only."""
+    """The other launched processes, as rank 0 sees them, with a client for the agent of each, by its rank.
+
+    Exists in rank 0 only, which is the driver, and is a plugin of its session.
+    """
 
     def __init__(
         self, process: LauncherEnv, own: Hello, joined: Mapping[int, tuple[Hello, Connection]], link: DriverLink | None
@@ -152,13 +156,15 @@ class LaunchedSession:
         self.process = process
         self.hellos = {rank: hello for rank, (hello, _) in joined.items()}
         self.layout = layout_of([own, *self.hellos.values()])
-        self.on_lost: Callable[[str], None] | None = None
-        """Called, in a thread of an agent's client, with a message about the processes that have ended too early."""
+        self._session: pytest.Session | None = None
+        self._strict = False
+        self._ran_once: set[str] = set()
+        """The node ids of the tests without a mark that this process has run."""
         self._ended = False
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
         changes = EnvironmentChanges()
-        self._clients = {
+        self.clients = {
             hello.rank: AgentClient(
                 connection,
                 self._name(hello.rank),
@@ -169,29 +175,18 @@ class LaunchedSession:
             for hello, connection in joined.values()
         }
 
-    @property
-    def spawns(self) -> Mapping[int, Spawn]:
-        """The function that starts the fork server of each other launched process, by its rank."""
-        return {rank: client.spawn for rank, client in self._clients.items()}
-
-    @property
-    def clients(self) -> Mapping[int, AgentClient]:
-        """The first agent of each other machine, which leases its devices, by machine number."""
-        machines = enumerate(self.layout.machines)
-        return {number: self._clients[min(machine.server_numbers)] for number, machine in machines if number}
-
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
         """Return the starter of ranks in the launched processes."""
         return MachinesStarter(spec, here, self, reports)
 
     def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
         """Return the devices of `kind` on another machine, or why they cannot be looked up."""
-        return self.clients[machine].inventory(kind, settings)
+        return self.clients[self.layout.machines[machine].server_numbers[0]].inventory(kind, settings)
 
     @property
     def loss(self) -> str | None:
         """A message about the processes and machines that were lost; None if there are none."""
-        gone = {rank: client.machine_loss for rank, client in self._clients.items() if client.lost}
+        gone = {rank: client.machine_loss for rank, client in self.clients.items() if client.lost}
         lost_machines = {self.hellos[rank].machine: why for rank, why in gone.items() if why is not None}
         named = [
             f"rank {rank} (pid {self.hellos[rank].pid}{self._on_machine(rank)})"
@@ -218,30 +213,72 @@ class LaunchedSession:
     def _on_machine(self, rank: int) -> str:
         return "" if rank in self.layout.machines[0].server_numbers else f" on {self._name(rank)}"
 
-    def handle_sigterm(self) -> None:
-        """Install a handler for SIGTERM that ends the session with a message about the cause.
-
-        If one of its processes ends, a launcher sends SIGTERM to the others.
-        """
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def _on_sigterm(self, number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._loss.wait(_LOSS_TIMEOUT)
-        pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
-
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""
         self._ended = True
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for client in self._clients.values():
+        for client in self.clients.values():
             client.end(status)
 
     def _agent_lost(self) -> None:
-        if self._ended:
-            return
         self._loss.set()
-        if self.on_lost is not None and self.loss is not None:
-            self.on_lost(self.loss)
+        if not self._ended and self._session is not None and self.loss is not None:
+            self._session.shouldfail = self.loss
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        """End the session with a message about the cause: a launcher of which a process has ended stops the others."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._loss.wait(_LOSS_TIMEOUT)
+        pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
+
+    # The plugin
+
+    def configure(self, config: pytest.Config) -> None:
+        """Register this plugin; raise ``pytest.UsageError`` if xdist is to distribute the tests."""
+        self._strict = config.stash[SESSION].settings.strict
+        count = getattr(config.option, "numprocesses", None)
+        if count or getattr(config.option, "tx", None):
+            launcher = self.process.launcher
+            self.end(int(pytest.ExitCode.USAGE_ERROR))
+            raise pytest.UsageError(
+                f"-n {count or '(xdist)'} under {launcher}: use only one of the two. {launcher} without -n runs each "
+                f"test in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the "
+                "tests over workers, whose ranks the plugin starts by itself"
+            )
+        config.pluginmanager.register(self, "accel-launcher")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._loss.is_set():
+            self._agent_lost()
+
+    @pytest.hookimpl
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Fail a test without a mark under ``--accel-strict``, unless a mark skips it: that hook comes first."""
+        if self._strict and MARKED not in item.stash:
+            process = self.process
+            pytest.fail(
+                f"the test has no mark, so it would run once, not in the {process.size} processes that "
+                f"{process.launcher} has started (--accel-strict): add @pytest.mark.distributed({process.size}), or "
+                "@pytest.mark.distributed(1) if one process is enough",
+                pytrace=False,
+            )
+
+    @pytest.hookimpl
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if MARKED not in item.stash:
+            self._ran_once.add(item.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._ran_once:
+            count, process = count_text(len(self._ran_once), "test"), self.process
+            terminalreporter.section(f"accel: tests under {process.launcher}", sep="-")
+            terminalreporter.write_line(f"{count} without a mark ran once, not in {process.size} processes")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self.end(int(self._session.exitstatus) if self._session is not None else 0)

@@ -179,19 +179,31 @@ class _MachineLink:
     async def _carry(
         self, peer: bytes, number: int, end: socket.socket, process_end: int | None, inbox: asyncio.Queue[bytes]
     ) -> None:
+        over = asyncio.Event()
+
+        def on_data() -> None:
+            try:
+                data = end.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data or not self._put(peer, number, data):
+                over.set()
+
         def on_process_end(descriptor: int) -> None:
             self._loop.remove_reader(descriptor)
             end.shutdown(socket.SHUT_RDWR)  # What it has written can still be read.
 
         end.setblocking(False)
         writing = self._loop.create_task(self._write(end, inbox))
+        self._loop.add_reader(end, on_data)
         if process_end is not None:
             self._loop.add_reader(process_end, on_process_end, process_end)
         try:
-            with suppress(OSError):
-                while (data := await self._loop.sock_recv(end, _CHUNK)) and self._put(peer, number, data):
-                    pass
+            await over.wait()
         finally:
+            self._loop.remove_reader(end)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
             if process_end is not None:

@@ -35,12 +35,8 @@ class SessionMachines(Protocol):
         """The present machines with their fork servers."""
 
     @property
-    def spawns(self) -> Mapping[int, Spawn]:
-        """The functions that start the present fork servers of other processes than this one, by number."""
-
-    @property
     def clients(self) -> Mapping[int, AgentClient]:
-        """The client of an agent on each machine but the driver's, by the number of the machine."""
+        """The clients of the present agents, by the number of the agent's fork server."""
 
 
 @dataclass(eq=False)
@@ -89,7 +85,11 @@ class StarterOnMachines(Generic[Own]):
 
     @property
     def _spawns(self) -> Mapping[int, Spawn]:
-        return {0: self._here.spawn, **self._machines.spawns}
+        return {0: self._here.spawn, **{number: one.spawn for number, one in self._machines.clients.items()}}
+
+    def _client(self, machine: int) -> AgentClient:
+        """Return the client of the agent that leases the devices of another machine."""
+        return self._machines.clients[self._machines.layout.machines[machine].server_numbers[0]]
 
     # Taking and returning
 
@@ -106,8 +106,8 @@ class StarterOnMachines(Generic[Own]):
                 self._leasing[id(demand)] = demand, machine
                 need, mask = needs[machine], masks.get(machine)
                 if machine:
-                    client, on_wanted = self._machines.clients[machine], partial(self._reports.wanted, taken)
-                    taken.remote[machine] = await client.lease(demand, need, mask, on_wanted)
+                    on_wanted = partial(self._reports.wanted, taken)
+                    taken.remote[machine] = await self._client(machine).lease(demand, need, mask, on_wanted)
                     continue
                 lease = await self._here.leases.take(demand, need=need, mask=mask)
                 if (warm := self.taken_with(lease)) is not None:  # It was passed on.
@@ -155,7 +155,7 @@ class StarterOnMachines(Generic[Own]):
         if taken.here is not None:
             self._here.give_back(taken.here, killed=killed)
         for machine, lease in taken.remote.items():
-            self._machines.clients[machine].give_back(lease, killed=killed)
+            self._client(machine).give_back(lease, killed=killed)
 
     # Starting and ending
 

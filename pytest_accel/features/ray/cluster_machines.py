@@ -24,7 +24,6 @@ from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import difference, suite_code
-from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
@@ -116,11 +115,6 @@ class ClusterMachines:
         """The clients of the agents that have joined, by the number of the machine."""
         with self._lock:
             return {number: one.client for number, one in self._machines.items() if one.client is not None}
-
-    @property
-    def spawns(self) -> dict[int, Spawn]:
-        """The functions that start the fork servers of the machines that have joined, by number."""
-        return {number: client.spawn for number, client in self.clients.items()}
 
     def expect(self, number: int, name: str, address: str) -> Invitation:
         """Add a machine, whose agent is about to be started; return what the agent needs to join.
