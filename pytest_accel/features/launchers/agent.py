@@ -90,9 +90,9 @@ class _Agent:
         self._end: End | None = None
         """The driver's last message."""
         self._owns_folder = self._link is not None
-        self._machine: Machine | None = None
-        self._leases: Leases | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._leases: tuple[Machine, Leases] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        """Looks after the leases."""
         self._requests: dict[int, asyncio.Task[None]] = {}
         """The requests for leases that wait, by number."""
         self._granted: dict[int, HeldLease] = {}
@@ -156,8 +156,7 @@ class _Agent:
         try:
             message: ToAgent = decode(self._connection.recv_bytes(), ToAgent)
             if isinstance(message, StartServer):
-                with socket.socket(fileno=fd_passing.receive(self._connection, 1)[0]) as end:
-                    self._start(message, end)
+                self._start(message, socket.socket(fileno=fd_passing.receive(self._connection, 1)[0]))
                 return
         except (EOFError, OSError):
             self._finish()
@@ -183,7 +182,7 @@ class _Agent:
         """See :meth:`AgentLink.start`."""
         if isinstance(target, StartServer):
             ours, end = unix_sockets.pair()
-            self._loop.call_soon_threadsafe(self._start_and_close, target, end)
+            self._loop.call_soon_threadsafe(self._start, target, end)
             return ours, None
         if self._spec is None:
             raise FileNotFoundError(target)
@@ -196,11 +195,9 @@ class _Agent:
 
     # The fork server
 
-    def _start_and_close(self, message: StartServer, end: socket.socket) -> None:
-        with end:
-            self._start(message, end)
-
     def _start(self, message: StartServer, end: socket.socket) -> None:
+        """Start a fork server whose end of its connection to the driver is `end`, which this closes."""
+
         def wait(server: OwnServer, spec: SessionSpec) -> None:
             server.wait(None)
             with suppress(RuntimeError):  # The loop has ended.
@@ -208,7 +205,8 @@ class _Agent:
 
         try:
             self._spec = message.spec if self._link is None else self._own_spec(message, self._link.clock)
-            self._server = spawn_here(self._spec, end, changed_environment(message.environment))
+            with end:
+                self._server = spawn_here(self._spec, end, changed_environment(message.environment))
         except Exception as error:
             step("cannot start a fork server: %r", error)
             self._send(ServerEnded(format_exc()))
@@ -250,22 +248,17 @@ class _Agent:
 
     # The leases, with the locks of this machine
 
-    def _use_machine(self, settings: Settings) -> Machine:
-        """Return the machine, which the first settings describe."""
-        if self._machine is None:
-            self._machine = machine_for(settings)
-        return self._machine
-
-    def _use_leases(self, settings: Settings) -> Leases:
+    def _use(self, settings: Settings) -> tuple[Machine, Leases]:
+        """Return the machine and its leases, which the first settings describe."""
         if self._leases is None:
-            waits = settings.busy == "wait"
-            self._leases = Leases(self._use_machine(settings), 0, self._wanted, self._lost, waits_for_busy=waits)
-            self._tasks.add(loop_tasks.start(self._leases.run()))
+            machine, waits = machine_for(settings), settings.busy == "wait"
+            self._leases = machine, Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
+            self._looking = loop_tasks.start(self._leases[1].run())
         return self._leases
 
     def _send_inventory(self, message: InventoryRequest) -> None:
         try:
-            self._send(Reply(message.number, self._use_machine(message.settings).of(message.kind)))
+            self._send(Reply(message.number, self._use(message.settings)[0].of(message.kind)))
         except Exception as error:
             self._send(Reply(message.number, error=str(error)))
 
@@ -275,7 +268,7 @@ class _Agent:
         # The lock file must name a process of this machine, for the other sessions here.
         demand = replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
-            leases = self._use_leases(message.settings)
+            _, leases = self._use(message.settings)
             lease = self._granted[number] = await leases.take(demand, need=message.need, mask=message.mask)
         except (LockFolderError, UnfitDevicesError) as error:
             self._send(Reply(number, error=str(error), unfit=isinstance(error, UnfitDevicesError)))
@@ -288,7 +281,7 @@ class _Agent:
 
     def _return_lease(self, message: ReturnLease) -> None:
         if message.number in self._granted and self._leases is not None:
-            self._leases.give_back(self._granted.pop(message.number), killed=message.killed)
+            self._leases[1].give_back(self._granted.pop(message.number), killed=message.killed)
         elif message.number in self._requests:
             self._requests[message.number].cancel()
 
@@ -301,12 +294,12 @@ class _Agent:
         self._finish(why)  # The ranks end with this process.
 
     async def _end_leases(self) -> None:
-        tasks = [*self._tasks, *self._requests.values()]
+        tasks = [*self._requests.values(), *([] if self._looking is None else [self._looking])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._leases is not None:
-            self._leases.close()
+            self._leases[1].close()
 
 
 def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

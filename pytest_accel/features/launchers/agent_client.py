@@ -228,7 +228,7 @@ class AgentClient:
         return found
 
     async def lease(
-        self, demand: WorldDemand, need: DeviceNeed | None, mask: str | None, on_wanted: Callable[[], object]
+        self, demand: WorldDemand, need: DeviceNeed, mask: str | None, on_wanted: Callable[[], object]
     ) -> RemoteLease:
         """Wait for a lease, and return it. Raise :class:`PlaceError` or `UnfitDevicesError` if there will be none.
 

@@ -114,8 +114,8 @@ class LeaseRequest(Struct, frozen=True, tag=True):
     """The number of the request, and then of the lease."""
     settings: Settings
     demand: WorldDemand
-    need: DeviceNeed | None
-    """The devices on this machine; None: none."""
+    need: DeviceNeed
+    """The devices on this machine."""
     mask: str | None = None
     """Mask that shows only the devices to lease, as a process without a mask numbers them; None: any devices."""
 

@@ -119,13 +119,22 @@ class _MachineLink:
 
     def close(self) -> None:
         """End the thread and the connections. A driver's connections otherwise stay open as long as its process."""
+
+        async def end_streams() -> None:
+            self._streams.clear()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        if self._socket.closed:
+            return
         if self._thread is not None:
             self._post(self._loop.stop)
             threads.end(self._thread)
-        self._end_loop()
-        if not self._socket.closed:
-            self._socket.disable_monitor()
-            self._context.destroy(linger=0)
+        self._loop.run_until_complete(end_streams())
+        self._loop.close()
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
 
     # In the loop
 
@@ -222,17 +231,6 @@ class _MachineLink:
         for (other, _), inbox in self._streams.items():
             if other == peer:
                 inbox.put_nowait(b"")
-
-    def _end_loop(self) -> None:
-        async def end_all() -> None:
-            self._streams.clear()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-        if not self._loop.is_closed():
-            self._loop.run_until_complete(end_all())
-            self._loop.close()
 
 
 class DriverLink(_MachineLink):

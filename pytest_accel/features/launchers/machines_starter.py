@@ -16,6 +16,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, UnfitDevicesError
 from pytest_accel.leases.shared_folder import LockFolderError
@@ -73,8 +74,8 @@ class StarterOnMachines(Generic[Own]):
         self._reports = reports
         self._servers = ServerGroup(spec, reports, self._server_ended)
         self._taken: list[Own] = []
-        self._leasing: dict[int, tuple[WorldDemand, int]] = {}
-        """For each demand that waits for devices, by its id: the demand and the machine."""
+        self._leasing: dict[int, str] = {}
+        """What each demand waits for on another machine, by the demand's `id`."""
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -103,11 +104,13 @@ class StarterOnMachines(Generic[Own]):
         machine = 0
         try:
             for machine in self._machines.layout.order(needs):
-                self._leasing[id(demand)] = demand, machine
                 need, mask = needs[machine], masks.get(machine)
-                if machine:
+                if machine and need is not None:
+                    what = f"{in_words(need, demand.key.kind)} of the machine {self.machines[machine]}"
+                    self._leasing[id(demand)] = what
                     on_wanted = partial(self._reports.wanted, taken)
                     taken.remote[machine] = await self._client(machine).lease(demand, need, mask, on_wanted)
+                    del self._leasing[id(demand)]
                     continue
                 lease = await self._here.leases.take(demand, need=need, mask=mask)
                 if (warm := self.taken_with(lease)) is not None:  # It was passed on.
@@ -133,11 +136,8 @@ class StarterOnMachines(Generic[Own]):
         return self._here.unavailable(demand)
 
     def waiting(self, demand: WorldDemand) -> Waiting | None:
-        found = self._leasing.get(id(demand))
-        if found is None or not found[1]:
-            return self._here.waiting(demand)
-        name = self._machines.layout.machines[found[1]].name
-        return Waiting(f"{self._here.leases.what(demand)} of the machine {name}", [])
+        what = self._leasing.get(id(demand))
+        return self._here.waiting(demand) if what is None else Waiting(what, [])
 
     def pass_on(self, taken: Own, unclaimed: Callable[[], None]) -> bool:
         return not taken.remote and taken.here is not None and self._here.leases.pass_on(taken.here, unclaimed)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from asyncio import Event, Task, sleep, wait
+from asyncio import Event, sleep, wait
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,8 +66,8 @@ class MpiStarter(LocalStarter):
     def __init__(self, here: LocalStarter, launcher: str, reports: StarterReports) -> None:
         """`here` has the leases. `launcher` is ``mpirun``, the only one."""
         super().__init__(here.spec, here.leases, here.spawn, reports)
-        self._jobs: dict[int, tuple[MpiJob, Task[None]]] = {}
-        """The jobs that run, each with the task that runs it, by the number of the world."""
+        self._jobs: dict[int, MpiJob] = {}
+        """The jobs that run, by the number of the world."""
         self._next_server = _FIRST_SERVER
 
     def place(self, spec: WorldSpec, taken: HeldLease) -> WorldSpec:
@@ -76,30 +76,27 @@ class MpiStarter(LocalStarter):
         return replace(super().place(spec, taken), servers=tuple(range(first, self._next_server)))
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
-        job = MpiJob(self.spec, spec, taken, self.reports)
-        task = loop_tasks.start(job.run())
-        self._jobs[spec.world] = job, task
-        task.add_done_callback(lambda done: self._jobs.pop(spec.world))
+        job = self._jobs[spec.world] = MpiJob(self.spec, spec, taken, self.reports)
+        job.task.add_done_callback(lambda done: self._jobs.pop(spec.world))
 
     def forget(self, spec: WorldSpec) -> None:
-        if spec.world in self._jobs:
-            self._jobs[spec.world][0].over.set()
+        if (job := self._jobs.get(spec.world)) is not None:
+            job.over.set()
 
     def kill(self, spec: WorldSpec, after: float) -> None:
-        if spec.world in self._jobs:
-            self._jobs[spec.world][0].kill(after)
+        if (job := self._jobs.get(spec.world)) is not None:
+            job.kill(after)
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
-        if spec.world in self._jobs:
-            self._jobs[spec.world][0].over.set()
+        self.forget(spec)
 
     async def stop(self) -> bool:
         jobs = list(self._jobs.values())
-        for job, _ in jobs:
+        for job in jobs:
             job.over.set()
-        for _, task in jobs:
-            await wait([task])
-        return all(job.cleaned_up for job, _ in jobs)
+        for job in jobs:
+            await wait([job.task])
+        return all(job.cleaned_up for job in jobs)
 
 
 class MpiJob:
@@ -121,6 +118,8 @@ class MpiJob:
         session_folder.ensure(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start()
+        self.task = loop_tasks.start(self._run())
+        """Runs the job."""
 
     def _start(self) -> subprocess.Popen[bytes]:
         words, variables = mpirun(self.world.ranks, self._spec.directory)
@@ -146,7 +145,7 @@ class MpiJob:
         else:
             self.over.set()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Wait for the job's processes, start the world in them, and wait until the job has ended."""
         calls: dict[int, tuple[socket.socket, int]] = {}
         failure, has_served = None, False

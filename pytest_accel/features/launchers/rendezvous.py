@@ -201,7 +201,11 @@ def gather(
             while absent := [rank for rank in range(1, process.size) if rank not in found]:
                 met = accept(listener, Hello, deadline - monotonic())
                 if met is None and monotonic() >= deadline:
-                    raise _missing_ranks(process, absent, timeout, link)
+                    raise RendezvousError(
+                        f"{process.launcher} has started {process.size} processes, and {ranks_text(absent)} did not "
+                        f"connect within {timeout:g} s: each process must run pytest with this plugin {_ALONE}"
+                        + (f"; {_WRONG_SECRET}" if link is not None and link.wrong_secret else "")
+                    )
                 if met is None or not 0 < met[1].rank < process.size:
                     continue
                 call, hello = met
@@ -295,17 +299,6 @@ def _listen_to_machines(process: LauncherEnv, where: Address, path: str, timeout
             link.close()
             raise
     return link
-
-
-def _missing_ranks(
-    process: LauncherEnv, ranks: Sequence[int], timeout: float, link: DriverLink | None
-) -> RendezvousError:
-    why = f"; {_WRONG_SECRET}" if link is not None and link.wrong_secret else ""
-    return RendezvousError(
-        f"{process.launcher} has started {process.size} processes, and {ranks_text(ranks)} did not "
-        f"connect within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher off, "
-        f"each runs all tests by itself){why}"
-    )
 
 
 def _warn_wrong_secret() -> None:
