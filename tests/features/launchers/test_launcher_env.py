@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,12 +187,19 @@ def world(rank: int) -> LauncherEnv:
     return LauncherEnv("torchrun", rank, 3, rank, 3, ("a", "b"))
 
 
+LINKS: list[machine_link.AgentLink] = []
+"""The links of a test."""
+
+
 @pytest.fixture(autouse=True)
-def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set the lock folder, from which the path of the rendezvous is made."""
-    folder = tmp_path_factory.mktemp("l")
-    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(folder))
-    return folder
+def surroundings_of_a_rendezvous(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Set the lock folder, from which the path of the rendezvous is made, and close the links."""
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path_factory.mktemp("l")))
+    yield
+    while LINKS:
+        LINKS.pop().close()
 
 
 def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
@@ -209,6 +217,8 @@ def join_as(
         except RendezvousError as error:
             found[own.rank] = str(error)
             return
+        if not isinstance(driver, Connection):
+            LINKS.append(driver)
         found[own.rank] = made = driver if isinstance(driver, Connection) else driver.start(no_target)
         made.send_bytes(encode(own))
 
