@@ -171,11 +171,10 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
         args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
     )
     agents, table = Agents(SETTINGS), TableCluster(devices)
-    agents.nodes.cluster = table
     machine = machine_for(SETTINGS)
 
     def starters(reports: StarterReports) -> SessionStarters:
-        return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, Nodes(agents.nodes), reports)
+        return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, Nodes(agents.nodes, table), reports)
 
     pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), starters=starters)
     try:

@@ -129,7 +129,7 @@ def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(sess
         assert len(spread.devices[one]) == spread.machines.count(one)
     used = [(one, device) for place in (pair, spread) for one, ids in place.devices.items() for device in ids]
     assert len(used) == len(set(used)) == 5
-    assert set(session.nodes.spawns) == {first, second}
+    assert set(session.nodes.clients) == {first, second}
 
 
 def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMachines) -> None:
