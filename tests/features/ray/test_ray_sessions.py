@@ -118,7 +118,7 @@ def test_verdicts_are_the_same_as_on_one_machine(
     ):
         assert step in log
     assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in result.text
-    assert "needs 9 GPU on one node; the largest node of the Ray cluster" in result.text
+    assert "needs 9 GPU on 1 node; the largest nodes of the Ray cluster: " in result.text
     assert f"--accel-cluster ray:{machines.address}" in result.failure("test_fails_on_one_rank")
     expect_free_nodes(surroundings)
 
