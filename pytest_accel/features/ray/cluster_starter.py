@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError, Future, get_running_loop, wait
+from asyncio import Future, get_running_loop, wait
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
+from typing import Protocol
 
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.machines_starter import MachinesTaken, SessionMachines, StarterOnMachines
-from pytest_accel.features.ray.cluster import Cluster, Place
+from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
+from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from pytest_accel.features.ray.ray_messages import (
+    HelperFailed,
+    PlaceAnswer,
+    PlaceFailed,
+    PlaceReserved,
+    PlaceWaits,
+    ReleasePlace,
+    RequestPlace,
+)
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.messages.session_spec import SessionSpec
@@ -23,11 +34,22 @@ _LOOK_INTERVAL = 1.0
 """Seconds after which a request that still waits for a place has more worlds make room for it."""
 
 
+class Cluster(Protocol):
+    """A cluster, which reserves places for worlds."""
+
+    machines: ClusterMachines
+    on_answer: Callable[[PlaceAnswer | HelperFailed], None]
+    """Called with each answer, in any thread; with :class:`HelperFailed` if the connection to the cluster is lost."""
+
+    def send(self, message: RequestPlace | ReleasePlace) -> str | None:
+        """Send a message to the cluster; return why the connection to it is lost, or None."""
+
+
 @dataclass(eq=False)
 class PlaceTaken(MachinesTaken):
     """The place of a world, and its leases on the devices of each machine."""
 
-    place: Place | None = None
+    place: PlaceReserved | None = None
     place_wanted: Callable[[], bool] = lambda: False
 
     @property
@@ -41,30 +63,24 @@ class _Placing:
     """A request that waits for a place on the cluster."""
 
     demand: WorldDemand
-    placed: Future[Place | PlaceTaken]
+    placed: Future[PlaceReserved | PlaceTaken]
     why: str = ""
     """Why it waits; empty: it may get a place at once."""
-    request: int = 0
-    """The id of the request at the cluster."""
-    unclaimed: Callable[[], None] | None = None
+    unclaimed: Callable[[], None] = lambda: None
     """Called if the request is cancelled at the moment at which it gets the place of a warm world."""
 
 
 class ClusterStarter(StarterOnMachines[PlaceTaken]):
     """The starter of a session on a cluster."""
 
-    def __init__(
-        self,
-        spec: SessionSpec,
-        here: LocalStarter,
-        machines: SessionMachines,
-        reports: StarterReports,
-        cluster: Cluster,
-    ) -> None:
-        super().__init__(spec, here, machines, reports)
+    def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: Cluster) -> None:
+        super().__init__(spec, here, cluster.machines, reports)
         self._cluster = cluster
         self._loop = get_running_loop()
-        self._placing: list[_Placing] = []
+        cluster.on_answer = self._post
+        self._ids = count(1)
+        self._placing: dict[int, _Placing] = {}
+        """By the id of the request."""
         self._unfit: dict[WorldKey, dict[int, str]] = {}
         """For each key, the machines whose devices do not meet its needs, and why."""
 
@@ -96,61 +112,59 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     raise PlaceError(str(error)) from error
                 unfit[error.machine] = str(error)
 
-    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> Place | PlaceTaken:
+    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> PlaceReserved | PlaceTaken:
         """Wait for a place on the cluster, or for a warm world that has one."""
-        placing = _Placing(demand, self._loop.create_future())
-        self._placing.append(placing)
-
-        def post(method: Callable[..., None], *arguments: object) -> None:
-            self._loop.call_soon_threadsafe(method, *arguments)
-
-        def placed(place: Place) -> None:
-            if placing.placed.done():
-                self._cluster.release(place)
-            else:
-                placing.placed.set_result(place)
-
-        def waits(why: str) -> None:
-            placing.why = why
-            self._make_room(demand.key)
-
-        def failed(error: PlaceError) -> None:
-            loop_tasks.fail(placing.placed, error)
-
-        placing.request = self._cluster.place(
-            demand.key, partial(post, placed), partial(post, waits), partial(post, failed), avoided
-        )
+        number = next(self._ids)
+        placing = self._placing[number] = _Placing(demand, self._loop.create_future())
         try:
+            if (why := self._cluster.send(RequestPlace(number, demand.key, tuple(avoided)))) is not None:
+                raise PlaceError(why)
             while not placing.placed.done():
                 await wait([placing.placed], timeout=_LOOK_INTERVAL)
                 if placing.why:
                     self._make_room(demand.key)
-            return await placing.placed
-        except CancelledError:
-            self._cluster.cancel(placing.request)
-            # A cancelled future gives a place back that comes later. It may have got one at this moment.
-            if not placing.placed.cancel() and placing.placed.exception() is None:
-                if isinstance(place := placing.placed.result(), Place):
-                    self._cluster.release(place)
-                elif placing.unclaimed is not None:
-                    placing.unclaimed()
+            return placing.placed.result()
+        except BaseException:
+            self._cluster.send(ReleasePlace(number))  # It may have got a place at this moment.
+            placing.unclaimed()
             raise
         finally:
-            self._placing.remove(placing)
+            del self._placing[number]
+
+    def _post(self, answer: PlaceAnswer | HelperFailed) -> None:
+        with suppress(RuntimeError):  # The pool is closed.
+            self._loop.call_soon_threadsafe(self._answer, answer)
+
+    def _answer(self, answer: PlaceAnswer | HelperFailed) -> None:
+        if isinstance(answer, HelperFailed):
+            for placing in self._placing.values():
+                loop_tasks.fail(placing.placed, PlaceError(answer.reason))
+            return
+        found = self._placing.get(answer.request_id)
+        if found is None or found.placed.done():
+            return  # It was cancelled, and has given back what it gets.
+        match answer:
+            case PlaceReserved():
+                found.placed.set_result(answer)
+            case PlaceWaits(_, reason):
+                found.why = reason
+                self._make_room(found.demand.key)
+            case PlaceFailed(_, reason):
+                loop_tasks.fail(found.placed, PlaceError(reason))
 
     def waiting(self, demand: WorldDemand) -> Waiting | None:
-        for placing in self._placing:
+        for placing in self._placing.values():
             if placing.demand is demand:
                 obstacles = [*self._unfit.get(demand.key, {}).values(), placing.why]
                 return Waiting("a place on the cluster", obstacles) if placing.why else None
         return super().waiting(demand)
 
     def pass_on(self, taken: PlaceTaken, unclaimed: Callable[[], None]) -> bool:
-        for placing in self._placing:
+        for number, placing in self._placing.items():
             if placing.demand.key == taken.demand.key and not placing.placed.done():
                 taken.demand, placing.unclaimed = placing.demand, unclaimed
                 placing.placed.set_result(taken)
-                self._cluster.cancel(placing.request)
+                self._cluster.send(ReleasePlace(number))
                 return True
             if placing.why:
                 return False
@@ -159,10 +173,10 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     def _return(self, taken: PlaceTaken, *, killed: bool) -> None:
         super()._return(taken, killed=killed)
         if taken.place is not None:
-            self._cluster.release(taken.place)
+            self._cluster.send(ReleasePlace(taken.place.request_id))
 
     def _place_is_wanted(self) -> bool:
-        return any(placing.why for placing in self._placing)
+        return any(placing.why for placing in self._placing.values())
 
     def _make_room(self, key: WorldKey) -> None:
         """Have worlds free as many devices, or ranks, of places as a request for `key` needs."""

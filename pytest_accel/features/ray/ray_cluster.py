@@ -9,19 +9,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as ConnectTimeoutError
-from functools import partial
 from traceback import format_exc
-from typing import NamedTuple
 
 from pytest_accel.core import threads
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import read_end
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.ray.cluster import Place
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.cluster_starter import ClusterStarter
 from pytest_accel.features.ray.ray_messages import (
@@ -30,13 +26,10 @@ from pytest_accel.features.ray.ray_messages import (
     AgentNeeded,
     Connected,
     HelperFailed,
-    PlaceFailed,
-    PlaceReserved,
-    PlaceWaits,
-    ReleasePlace,
-    RequestPlace,
+    PlaceAnswer,
     StartAgent,
     ToController,
+    ToHelper,
 )
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
@@ -59,19 +52,10 @@ _TAIL = 1_000
 """Number of bytes at the end of the helper's output that are shown if it ends: the last error of Ray's native code."""
 
 
-class _Request(NamedTuple):
-    """A request for a place that has not been answered."""
-
-    on_place: Callable[[Place], None]
-    on_wait: Callable[[str], None]
-    on_failure: Callable[[PlaceError], None]
-
-
 class RayCluster:
     """The Ray cluster on which a session runs its tests. The `AccelSession` of the controller owns it.
 
-    Whoever takes a request from `_requests` answers it, so no lock is needed. Callbacks are called in a thread of this
-    object.
+    It is the `Cluster` of its starter, whose answers come in a thread of this object.
     """
 
     def __init__(self, settings: Settings, own: Machine, rootdir: str) -> None:
@@ -79,10 +63,8 @@ class RayCluster:
 
         `own` is this machine. `rootdir` is the suite's root directory, with the same files on all machines.
         """
-        self.machines = ClusterMachines(settings, rootdir)
-        self.machines.on_lost = self._end_agent
-        self._requests: dict[int, _Request] = {}
-        self._last_request_id = 0
+        self.machines = ClusterMachines(settings, rootdir, self._joined, self._lost)
+        self.on_answer: Callable[[PlaceAnswer | HelperFailed], None] = _ignore
         self._sending = threading.Lock()
         self._connected: Future[Connected] = Future()
         """Fails if the helper has ended before it was connected."""
@@ -122,7 +104,7 @@ class RayCluster:
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
         """Return the starter of ranks on the nodes of the cluster."""
-        return ClusterStarter(spec, here, self.machines, reports, self)
+        return ClusterStarter(spec, here, reports, self)
 
     def close(self) -> None:
         """End the agents, give everything back to Ray, and end the helper. The pool must have been closed."""
@@ -135,45 +117,25 @@ class RayCluster:
             self._connection.close()
             self._log.close()
 
-    # Cluster
-
-    def place(
-        self,
-        key: WorldKey,
-        on_place: Callable[[Place], None],
-        on_wait: Callable[[str], None],
-        on_failure: Callable[[PlaceError], None],
-        avoided: Collection[int] = (),
-    ) -> int:
-        self._last_request_id += 1
-        self._requests[self._last_request_id] = _Request(on_place, on_wait, on_failure)
-        self._send(RequestPlace(self._last_request_id, key, tuple(avoided)))
-        if self._failure is not None:  # No callback may be called in this thread.
-            threads.start(self._fail_all, "accel-ray-failure")
-        return self._last_request_id
-
-    def cancel(self, request_id: int) -> None:
-        if self._requests.pop(request_id, None) is not None:
-            self._send(ReleasePlace(request_id))
-
-    def release(self, place: Place) -> None:
-        self._send(ReleasePlace(place.request_id))
-
-    def _end_agent(self, machine: int, why: str) -> None:
-        """End the agent of a machine: its connection is lost, or it may not join. Its node gets a new one."""
-        self._send(AgentEnded(machine, why))
-
-    def _send(self, message: object) -> None:
+    def send(self, message: ToHelper) -> str | None:
+        """Send a message to the helper; return why the connection to the cluster is lost, or None."""
         with self._sending, contextlib.suppress(OSError):  # If the helper has ended, the thread reports that.
             try:
                 self._connection.send_bytes(encode(message))
             except BlockingIOError:  # The helper does not read, and may have got a part of the message.
                 self._process.kill()
+        return self._failure
+
+    def _joined(self, machine: int) -> None:
+        self.send(AgentJoined(machine))
+
+    def _lost(self, machine: int, why: str) -> None:
+        self.send(AgentEnded(machine, why))
 
     # In the thread
 
     def _listen(self) -> None:
-        """Handle the helper's messages until it ends; then fail all requests."""
+        """Handle the helper's messages until it ends; then report that."""
         try:
             while True:
                 self._handle(decode(self._connection.recv_bytes(), ToController))
@@ -184,7 +146,7 @@ class RayCluster:
         self._failure = self._failure or failure
         if not self._connected.done():
             self._connected.set_exception(PlaceError(self._failure))
-        self._fail_all()
+        self.on_answer(HelperFailed(self._failure))
 
     def _handle(self, message: ToController) -> None:
         match message:
@@ -193,27 +155,11 @@ class RayCluster:
             case HelperFailed(reason):
                 self._failure = self._failure or reason
             case AgentNeeded(machine, name, address):
-                invitation = self.machines.expect(machine, name, address)
-                joined = partial(self._send, AgentJoined(machine))
-                self.machines.when_joined(machine, joined, partial(self._end_agent, machine))
-                self._send(StartAgent(invitation))
-            case AgentEnded(machine, reason):
-                self.machines.give_up(machine, reason)
-            case PlaceReserved(place):
-                # A request that was cancelled has told the helper so.
-                if (request := self._requests.pop(place.request_id, None)) is not None:
-                    request.on_place(place)
-            case PlaceWaits(request_id, reason):
-                if (request := self._requests.get(request_id)) is not None:
-                    request.on_wait(reason)
-            case PlaceFailed(request_id, reason):
-                if (request := self._requests.pop(request_id, None)) is not None:
-                    request.on_failure(PlaceError(reason))
-
-    def _fail_all(self) -> None:
-        while self._requests:
-            with contextlib.suppress(KeyError):  # Another thread has taken the last one.
-                self._requests.popitem()[1].on_failure(PlaceError(self._failure))
+                self.send(StartAgent(self.machines.expect(machine, name, address)))
+            case AgentEnded(machine):
+                self.machines.forget(machine)
+            case _:
+                self.on_answer(message)
 
     def _end_text(self) -> str:
         """Wait for the helper's exit, and return a message with the reason."""
@@ -234,3 +180,7 @@ class RayCluster:
         """Return the end of the helper's output, after a colon; empty if there is none."""
         text = read_end(self._log.fileno(), longest=_TAIL).strip()
         return f":\n{text}" if text else ""
+
+
+def _ignore(answer: PlaceAnswer | HelperFailed) -> None:
+    pass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.ray.agent_greeting import Invitation
-from pytest_accel.features.ray.cluster import Place
 from pytest_accel.features.ray.ray_resources import RayNode
 
 # To both
@@ -81,7 +82,12 @@ class AgentNeeded(Struct, frozen=True, tag=True):
 class PlaceReserved(Struct, frozen=True, tag=True):
     """The place of a request is reserved, and the agents of its machines have joined."""
 
-    place: Place
+    request_id: int
+    machines: tuple[int, ...]
+    """The machine of each rank, in ascending order: its index in `Layout.machines`, and the number of its server."""
+    devices: Mapping[int, tuple[str, ...]]
+    """By machine: the values of the kind's mask variable for the reserved devices, as a process without that mask
+    numbers them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""
 
 
 class PlaceWaits(Struct, frozen=True, tag=True):
@@ -98,4 +104,5 @@ class PlaceFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
-ToController = Connected | HelperFailed | AgentNeeded | AgentEnded | PlaceReserved | PlaceWaits | PlaceFailed
+PlaceAnswer = PlaceReserved | PlaceWaits | PlaceFailed
+ToController = Connected | HelperFailed | AgentNeeded | AgentEnded | PlaceAnswer

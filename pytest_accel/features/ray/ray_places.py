@@ -22,7 +22,6 @@ from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step
 from pytest_accel.features.ray.agent_greeting import Invitation
-from pytest_accel.features.ray.cluster import Place
 from pytest_accel.features.ray.ray_actors import NodeActor, device_ids
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
@@ -188,7 +187,7 @@ class Places:
                     if not await self._is_created(group, bundles, request):
                         continue
                     try:
-                        self._send(PlaceReserved(await self._prepare(group, bundles, request.request_id)))
+                        self._send(await self._prepare(group, bundles, request.request_id))
                         await get_running_loop().create_future()
                     finally:
                         self._settled = monotonic() + _SETTLE_TIME
@@ -246,7 +245,7 @@ class Places:
             self._waiting.discard(created)
             created.cancel()
 
-    async def _prepare(self, group: Any, bundles: Bundles, request_id: int) -> Place:
+    async def _prepare(self, group: Any, bundles: Bundles, request_id: int) -> PlaceReserved:
         """Return the place of a group once its devices are known, and the agents of its nodes have joined."""
         names = placement_group_table(group)["bundles_to_node_id"]
         if any(name not in self.nodes for name in names.values()):
@@ -256,7 +255,7 @@ class Places:
         count = len(bundles.amounts)
         parts = await gather(*(self._part(group, bundles, index, self.nodes[names[index]]) for index in range(count)))
         machines = dict(sorted((machine, (ranks, devices)) for machine, ranks, devices in parts))
-        return Place(
+        return PlaceReserved(
             request_id,
             tuple(machine for machine, (ranks, _) in machines.items() for _ in range(ranks)),
             {machine: devices for machine, (_, devices) in machines.items() if devices},

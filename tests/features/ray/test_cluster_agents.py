@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import signal
 import socket
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pytest_accel.features.launchers import machine_link
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello, read_invitation
-from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.suite_code import suite_code
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
@@ -43,9 +41,8 @@ def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
 
 
 def test_only_expected_agents_with_the_key_are_admitted() -> None:
-    nodes = ClusterMachines(Settings(), "")
-    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    nodes.on_lost = lambda number, why: lost.put((number, why))
+    agents = Agents(Settings())
+    nodes = agents.nodes
     invitation = nodes.expect(1, "node-1", "127.0.0.1")
     with pytest.raises(WrongSecret):
         greet(replace(invitation, key="00" * 32))
@@ -58,20 +55,16 @@ def test_only_expected_agents_with_the_key_are_admitted() -> None:
         return True
 
     assert all(is_refused(replace(invitation, machine=stranger)) for stranger in (2, 0))
-    joined: queue.SimpleQueue[str] = queue.SimpleQueue()
-    nodes.when_joined(1, lambda: joined.put(""), joined.put)
     link, _ = greet(invitation)
-    assert joined.get(timeout=60) == ""
+    assert agents.joined.get(timeout=60) == 1
     assert is_refused(invitation)  # An invitation is valid once.
     link.close()
-    assert lost.get(timeout=60) == (1, "its agent has ended")
+    assert agents.lost.get(timeout=60) == (1, "its agent has ended")
     nodes.close()
 
 
 def test_an_agent_ends_with_its_starter() -> None:
     agents = Agents(Settings())
-    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    agents.nodes.on_lost = lambda number, why: lost.put((number, why))
     first, second = agents.start(), agents.start()
     assert agents.nodes.layout.machines[second].address
     status = Path(f"/proc/{agents.processes[second].pid}/status")
@@ -81,8 +74,8 @@ def test_an_agent_ends_with_its_starter() -> None:
     stdin = agents.processes[first].stdin
     assert stdin is not None
     stdin.close()
-    assert lost.get(timeout=60) == (first, "its agent has ended")
+    assert agents.lost.get(timeout=60) == (first, "its agent has ended")
     assert agents.close() == {first: 1, second: 0}
-    assert lost.empty()
+    assert agents.lost.empty()
     # The number of a lost node stays in use.
     assert [node.name for node in agents.nodes.layout.machines[1:]] == ["node-1", "node-2"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
+from pytest_accel.features.ray.cluster_machines import additions
 from pytest_accel.features.ray.suite_code import SuiteCode, difference, suite_code
 from pytest_accel.settings.options import Settings
-from tests.features.ray.table_cluster import start_agent
+from tests.features.ray.table_cluster import Agents, start_agent
 
 HERE = SuiteCode({"a.py": "1", "b.py": "2"}, {"Python": "3.11.7", "torch": "2.13.0"})
 
@@ -50,14 +49,12 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     for folder, text in ((own, "1"), (other, "2")):
         folder.mkdir()
         (folder / "test_it.py").write_text(text)
-    nodes = ClusterMachines(Settings(), str(own))
-    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    invitation = nodes.expect(1, "far", "127.0.0.1")
-    nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
+    agents = Agents(Settings(), str(own))
+    invitation = agents.nodes.expect(1, "far", "127.0.0.1")
     agent = start_agent(replace(invitation, rootdir=str(other)).line())
-    assert answers.get(timeout=60).endswith(f"cannot run the tests in {own}: other files: test_it.py")
+    assert agents.lost.get(timeout=60)[1].endswith(f"cannot run the tests in {own}: other files: test_it.py")
     assert agent.wait(60) == 1
-    nodes.close()
+    agents.close()
     assert agent.stdin is not None
     agent.stdin.close()
 
