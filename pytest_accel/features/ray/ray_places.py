@@ -5,7 +5,7 @@ Everything happens in the loop of the helper process. A request is a task, which
 
 from __future__ import annotations
 
-from asyncio import Future, Task, gather, get_running_loop, shield, sleep, wait, wait_for
+from asyncio import Future, Task, ensure_future, gather, get_running_loop, shield, sleep, wait, wait_for
 from asyncio import TimeoutError as WaitTimeoutError
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -79,8 +79,8 @@ class Places:
         self._agents: dict[int, _Agent] = {}
         """By the number of the machine."""
         self._last_machine = 0
-        self._waiting: set[Task[Any]] = set()
-        """The tasks that wait until Ray has created a group. They are cancelled when resources are released."""
+        self._waiting: set[Future[Any]] = set()
+        """Done when Ray has created a group for a request. They are cancelled when resources are released."""
         self._settled = 0.0
         """The time from which on the cluster's head knows of all resources that were released."""
         self._look()
@@ -175,35 +175,39 @@ class Places:
 
         If a node is lost meanwhile, or its agent does not join, another place is reserved, once.
         """
-        lost = 0
-        while True:
+        try:
             try:
-                bundles = self._choose(request)
-                shortage = bundles.shortage(self.nodes.values())
-                # An autoscaler might add one unfit node after the other.
-                if shortage is not None and (bundles.avoided or not self._can_scale):
-                    raise PlaceError(shortage)
-                async with self._group(bundles) as group:
-                    if not await self._is_created(group, bundles, request):
-                        continue
-                    try:
-                        self._send(await self._prepare(group, bundles, request.request_id))
-                        await get_running_loop().create_future()
-                    finally:
-                        self._settled = monotonic() + _SETTLE_TIME
-                        for created in self._waiting:
-                            created.cancel()
-            except (PlaceError, ray.exceptions.RayError) as error:
+                await self._hold(request)
+            except (LostPlaceError, ray.exceptions.RayError):
                 self._look()  # Ray reports the end of an actor before that of its node.
-                lost += 1
-                if lost == 2 or (isinstance(error, PlaceError) and not isinstance(error, LostPlaceError)):
-                    self._send(PlaceFailed(request.request_id, str(error)))
-                    del self._tasks[request.request_id]
-                    return
+                await self._hold(request)
+        except (PlaceError, ray.exceptions.RayError) as error:
+            self._tasks.pop(request.request_id, None)
+            self._send(PlaceFailed(request.request_id, str(error)))
+
+    async def _hold(self, request: RequestPlace) -> None:
+        while True:
+            bundles = self._choose(request)
+            async with self._group(bundles) as group:
+                if not await self._is_created(group, bundles, request):
+                    continue
+                try:
+                    self._send(await self._prepare(group, bundles, request.request_id))
+                    await get_running_loop().create_future()
+                finally:
+                    self._settled = monotonic() + _SETTLE_TIME
+                    for created in self._waiting:
+                        created.cancel()
 
     def _choose(self, request: RequestPlace) -> Bundles:
+        """Return the bundles for a request; raise PlaceError if the cluster cannot hold them."""
         avoided = [agent.node.id for agent in self._agents.values() if agent.machine in request.avoided]
-        return choose_bundles(request.key, tuple(self.nodes.values()), _MODELS, avoided)
+        bundles = choose_bundles(request.key, tuple(self.nodes.values()), _MODELS, avoided)
+        shortage = bundles.shortage(self.nodes.values())
+        # An autoscaler might add one unfit node after the other.
+        if shortage is not None and (bundles.avoided or not self._can_scale):
+            raise PlaceError(shortage)
+        return bundles
 
     @asynccontextmanager
     async def _group(self, bundles: Bundles) -> AsyncIterator[Any]:
@@ -225,7 +229,7 @@ class Places:
         Return False if another group should be requested: other bundles are better now, since nodes have joined or are
         lost, or resources were released, and Ray would take its time to try again.
         """
-        created = get_running_loop().create_task(_result(group.ready()))
+        created = ensure_future(group.ready())
         self._waiting.add(created)
         reported, timeout = "", _UNREPORTED_WAIT
         try:
@@ -248,9 +252,8 @@ class Places:
     async def _prepare(self, group: Any, bundles: Bundles, request_id: int) -> PlaceReserved:
         """Return the place of a group once its devices are known, and the agents of its nodes have joined."""
         names = placement_group_table(group)["bundles_to_node_id"]
-        if any(name not in self.nodes for name in names.values()):
-            self._look()  # A node has just joined.
-        if any(name not in self.nodes for name in names.values()):
+        self._look()  # A node may just have joined.
+        if not self.nodes.keys() >= set(names.values()):
             raise LostPlaceError("a node has left the Ray cluster")
         count = len(bundles.amounts)
         parts = await gather(*(self._part(group, bundles, index, self.nodes[names[index]]) for index in range(count)))
@@ -278,7 +281,3 @@ class Places:
                 self._lose(agent.machine, why)
             raise LostPlaceError(why) from None
         return agent.machine, bundles.ranks[index], tuple(*devices)
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
