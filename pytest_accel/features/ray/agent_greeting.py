@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from pytest_accel.features.ray.suite_code import SuiteCode
 from pytest_accel.messages.struct_messages import decode, encode
 
 
@@ -47,8 +47,8 @@ class NodeHello(Struct, frozen=True):
     """The number of the agent's machine in the session."""
     host: str
     """The machine's host name."""
-    code: SuiteCode
-    """The code of the suite on the machine."""
+    code: Mapping[str, str]
+    """The code on the machine (`suite_code`)."""
     variables: tuple[str, ...]
     """The names of the environment variables that the machine sets."""
     link: str

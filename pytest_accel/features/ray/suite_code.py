@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib import metadata
 
 _PACKAGES = ("pytest-accel", "pytest", "torch")
@@ -15,50 +15,41 @@ _NO_CODE = {"__pycache__", "node_modules", "site-packages"}
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 """Names in the folder of a virtual environment, and of one of conda."""
 _NAMED = 3
-"""Maximum number of files that a message names."""
+"""Maximum number of packages and files that a message names."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteCode:
-    """The code of a suite on one machine."""
+def suite_code(rootdir: str) -> dict[str, str]:
+    """Return the code on this machine: versions by package, and digests of the Python files by path below `rootdir`.
 
-    files: Mapping[str, str]
-    """Digest of each Python file below the root directory, by its path relative to that."""
-    versions: Mapping[str, str]
-    """Version of Python and of the packages on which ranks depend."""
-
-
-def suite_code(rootdir: str) -> SuiteCode:
-    """Return the code below `rootdir` on this machine. Hidden folders and virtual environments do not count."""
-    files = {}
+    Hidden folders and virtual environments do not count.
+    """
+    found = {"Python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     for path in _python_files(rootdir):
-        try:
-            with open(path, "rb") as file:
-                digest = hashlib.sha256(file.read()).hexdigest()[:16]
-        except OSError:  # The file has been deleted, or is unreadable: importing it will say so.
-            continue
-        files[os.path.relpath(path, rootdir)] = digest
-    return SuiteCode(files, {"Python": platform.python_version(), **dict(_versions())})
+        with suppress(OSError), open(path, "rb") as file:  # It may have been deleted, or be unreadable.
+            found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
+    return found
 
 
-def difference(here: SuiteCode, there: SuiteCode) -> str | None:
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
     """Return how the code `there`, on another machine, differs from that of this machine; None if it does not."""
-    versions = [
-        f"{name} {there.versions.get(name, 'is missing')} (here {version})"
-        for name, version in here.versions.items()
-        if there.versions.get(name) != version
-    ]
-    if versions:
-        return f"other versions: {', '.join(versions)}"
-    if here.files and not there.files:
-        return "it has no Python files there; the suite must have the same path on all machines"
-    names = sorted(
-        name for name in here.files.keys() | there.files.keys() if here.files.get(name) != there.files.get(name)
-    )
+    names = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
     if not names:
         return None
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"other files: {', '.join(names[:_NAMED])}{more}"
+    if any(map(_is_file, here)) and not any(map(_is_file, there)):
+        return "it has no Python files there; the suite must have the same path on all machines"
+    texts = [
+        name if _is_file(name) else f"{name} {there.get(name, 'is missing')} (here {here.get(name, 'missing')})"
+        for name in sorted(names, key=lambda name: (_is_file(name), name))
+    ]
+    more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return f"it has other code: {', '.join(texts[:_NAMED])}{more}"
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py")
 
 
 def _python_files(rootdir: str) -> Iterator[str]:
@@ -72,11 +63,3 @@ def _python_files(rootdir: str) -> Iterator[str]:
         ]
         # A named pipe, for example, would block the process that opens it.
         yield from filter(os.path.isfile, (os.path.join(folder, name) for name in names if name.endswith(".py")))
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in _PACKAGES:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
