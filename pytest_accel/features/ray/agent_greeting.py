@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.struct_messages import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,8 @@ class Invitation:
     """The path of the session's log (`core/log.py`), to which the agent appends its steps; None if there is none."""
 
     def line(self) -> bytes:
-        """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
+        """Return the line for the agent's standard input."""
         return encode(self) + b"\n"
-
-
-def read_invitation(line: bytes) -> Invitation:
-    """Return the invitation in a line of JSON; raise ValueError if it is malformed."""
-    try:
-        invitation: Invitation = decode(line, Invitation)
-    except ValueError as error:
-        raise ValueError(f"got an invalid invitation: {error}") from None
-    return invitation
 
 
 class NodeHello(Struct, frozen=True):

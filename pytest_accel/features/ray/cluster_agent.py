@@ -18,8 +18,9 @@ from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent import serve_driver
 from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.launchers.rendezvous import call
-from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello, read_invitation
+from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import suite_code
+from pytest_accel.messages.struct_messages import decode
 
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""
@@ -40,7 +41,8 @@ def main() -> int:
     """Run the agent; return its exit status."""
     _restore_defaults()
     try:
-        invitation = read_invitation(_read_line(0))
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            invitation: Invitation = decode(stdin.readline(), Invitation)
         if invitation.log is not None:
             os.environ[log.VARIABLE] = invitation.log
             log.start_here(f"agent of machine {invitation.machine}")
@@ -62,13 +64,6 @@ def _restore_defaults() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with contextlib.suppress(OSError):  # Only root may raise the priority.
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
-def _read_line(descriptor: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
-        line += byte
-    return line
 
 
 def _join(invitation: Invitation) -> AgentLink:

@@ -12,20 +12,12 @@ import pytest
 from pytest_accel.features.launchers import machine_link
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.features.launchers.machine_link import AgentLink
-from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello, read_invitation
+from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import suite_code
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 from tests.features.ray.table_cluster import Agents
-
-
-def test_an_invitation_is_read_from_its_line() -> None:
-    invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff", "/suite")
-    assert read_invitation(invitation.line()) == invitation
-    for invalid in (b"", b"{}", b'{"machine": "3", "addresses": [], "port": 1, "key": ""}'):
-        with pytest.raises(ValueError, match="got an invalid invitation: "):
-            read_invitation(invalid)
 
 
 def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
