@@ -201,19 +201,35 @@ def test_worlds_span_nodes_and_two_sessions_never_share_a_device(
 
 
 @pytest.mark.long
-def test_a_killed_controller_leaves_no_processes_on_the_nodes(
+def test_a_test_waits_for_another_session_whose_killed_controller_leaves_no_processes_on_the_nodes(
     suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     session = start(suite, machines)
     suite.read("rank-1")
     assert plugin_processes(surroundings)
+    suite.write(
+        "test_waits.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(4)
+        def test_waits():
+            pass
+        """,
+    )
+    waits = run(suite, machines, "--accel-wait=1", "test_waits.py")
+    waits.expect({"test_waits": "ERROR"})
+    assert "2 + 2 GPU on 2 nodes of the Ray cluster; 2 of 4 are free" in waits.failure("test_waits")
     os.kill(session.process.pid, signal.SIGKILL)
     session.process.communicate()
     expect_free_nodes(surroundings)
     # The devices were returned to Ray.
     suite.write("test_it.py", TESTS)
-    assert run(suite, machines, "-k", "test_two_devices or test_sum").outcomes()["test_sum[1]"] == "PASSED"
+    assert (
+        run(suite, machines, "test_it.py", "-k", "test_two_devices or test_sum").outcomes()["test_sum[1]"] == "PASSED"
+    )
 
 
 @pytest.mark.long
@@ -231,7 +247,10 @@ def test_a_lost_node_or_head_fails_the_tests_that_need_it(suite: BackgroundSuite
         expect_free_nodes(surroundings)
         remove_folders_of_lost_nodes(surroundings)
 
-        suite.write("test_it.py", ENDLESS + "\n\n    def test_unmarked():\n        pass\n")
+        suite.write(
+            "test_it.py",
+            f"{ENDLESS}\n\n    def test_unmarked():\n        import sys\n        assert 'ray' not in sys.modules\n",
+        )
         (suite.path / "rank-1").unlink()
         session = start(suite, made)
         suite.read("rank-1")
