@@ -51,10 +51,12 @@ async def _serve(connection: socket.socket, address: str) -> None:
     def send(message: object) -> None:
         writer.write(frame(encode(message)))
 
-    # An error in a task ends the helper: the next read raises it.
-    asyncio.get_running_loop().set_exception_handler(
-        lambda loop, context: reader.set_exception(context.get("exception") or RuntimeError(context["message"]))
-    )
+    def fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the helper because of an error in a task: the next read raises it."""
+        if not context.keys() & {"task", "future"}:  # With these, asyncio names a failure that nobody waits for.
+            reader.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    asyncio.get_running_loop().set_exception_handler(fail)
     try:
         step("connects to the Ray cluster: %s", address)
         ray = _connect(address)
