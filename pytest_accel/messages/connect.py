@@ -12,10 +12,6 @@ from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.world_spec import WorldSpec
 
 
-class ServerTarget(Struct, frozen=True, tag=True):
-    """The fork server that an agent has started last."""
-
-
 class InspectorTarget(Struct, frozen=True, tag=True):
     """The inspector on an agent's machine (`pytest_accel.diagnostics.inspector`)."""
 
@@ -29,10 +25,6 @@ class RankTarget(Struct, frozen=True, tag=True):
     """The process id on the agent's machine."""
 
 
-Target = ServerTarget | InspectorTarget | RankTarget
-"""The target of a stream between machines, the first message on it."""
-
-
 def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
     """Return a connection to `rank`, with a limit on writes; raise OSError if the rank does not listen.
 
@@ -43,7 +35,7 @@ def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
     return unix_sockets.connect(socket_path(directory, spec.world, rank), limited=True)
 
 
-def call_agent(path: str, target: Target) -> socket:
+def call_agent(path: str, target: InspectorTarget | RankTarget) -> socket:
     """Return a connection to `target` on another machine, through the client of its agent, which listens at `path`."""
     stream = unix_sockets.connect(path, limited=True)
     try:

@@ -26,22 +26,22 @@ CONFTEST = f"""
     from pytest_accel import session_pool
     from pytest_accel.driver import item_plan
     from pytest_accel.settings.options import Settings
-    from tests.features.ray.table_cluster import Agents, Nodes, TableCluster
+    from tests.features.ray.table_cluster import Agents, TableCluster
 
     {NO_MASKS}  # The mask in the environment of a node's agent, by the number of the node.
     MADE = []
 
 
     def nodes():
-        agents, table = Agents(Settings(accel="sim:4,shared")), TableCluster({{1: ["0", "1"], 2: ["2", "3"]}})
-        agents.nodes.cluster = table
-        agents.nodes.on_lost = lambda number, why: table.lose(number)
+        agents = Agents(Settings(accel="sim:4,shared"))
+        table = TableCluster(agents.nodes, {{1: ["0", "1"], 2: ["2", "3"]}})
+        agents.on_lost = lambda number, why: table.lose(number)
         for number in (1, 2):
             os.environ.update({{"SIM_VISIBLE_DEVICES": MASKS[number]}} if number in MASKS else {{}})
             agents.start()
             os.environ.pop("SIM_VISIBLE_DEVICES", None)
-        MADE.append((agents, table))
-        return Nodes(agents.nodes)
+        MADE.append(agents)
+        return table
 
 
     class Starters(session_pool.SessionStarters):
@@ -56,9 +56,8 @@ CONFTEST = f"""
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(config):
-        for agents, table in MADE:
+        for agents in MADE:
             agents.close()
-            table.close()
 """
 
 

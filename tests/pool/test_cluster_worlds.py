@@ -37,7 +37,7 @@ from pytest_accel.session_pool import SessionStarters
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
-from tests.features.ray.table_cluster import CROWDED, Agents, Nodes, TableCluster
+from tests.features.ray.table_cluster import CROWDED, Agents, TableCluster
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
@@ -170,12 +170,12 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     spec = SessionSpec(
         args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
     )
-    agents, table = Agents(SETTINGS), TableCluster(devices)
-    agents.nodes.cluster = table
+    agents = Agents(SETTINGS)
+    table = TableCluster(agents.nodes, devices)
     machine = machine_for(SETTINGS)
 
     def starters(reports: StarterReports) -> SessionStarters:
-        return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, Nodes(agents.nodes), reports)
+        return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, table, reports)
 
     pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), starters=starters)
     try:
@@ -185,10 +185,8 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     finally:
         pool.close(gracefully=False)
         statuses = agents.close()
-        table.settle()
-        table.close()
     assert set(statuses.values()) <= {0, -signal.SIGKILL}
-    assert sorted(table.released) == sorted(place.request_id for place in table.granted)
+    assert table.placed == {}
 
 
 @pytest.fixture
@@ -211,11 +209,11 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
     one_node.run(world, "test_sum")
     world.close()
     assert [other.lock(name) for name in ("sim-1", "sim-3", "sim-0")] == [False, False, True]
-    assert one_node.table.released == []
+    assert len(one_node.table.placed) == 1
 
     # A request with another key: the idle world makes room. A single process with a device is no distributed world.
     single = one_node.acquire(ONE)
-    eventually("the first place to be given back", lambda: len(one_node.table.released) == 1)
+    eventually("the first place to be given back", lambda: 1 not in one_node.table.placed)
     one_node.run(single, "test_device")
     one_node.run(single, "test_device")
     single.close()
@@ -242,7 +240,7 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
     cancelled = one_node.request(ONE)
     one_node.pool.call(one_node.pool.cancel, one_node.last)
     failed = one_node.request(ONE)
-    one_node.table.settle()
+    one_node.pool.call(int)
     waits = f"a test waits for a place on the cluster: {CROWDED}"
     eventually("the place to be awaited", lambda: one_node.waiting() == waits)
     one_node.pool.call(one_node.pool.fail_if_waiting, one_node.last, "no devices came free")
@@ -261,17 +259,17 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
     agent = two_nodes.agent(1)
     agent.suspend()
     answers = two_nodes.request(ONE)  # The agent does not answer the request for the lease.
-    two_nodes.table.settle()
+    two_nodes.pool.call(int)
     agent.kill()
     answer = answers.get(timeout=60)
     assert str(answer) == "the machine node-1 is lost"
-    assert len(two_nodes.table.granted) == 2
+    assert two_nodes.table.granted == 2
 
     two_nodes.table.lose(1)
     agent = two_nodes.agent(2)
     agent.suspend()
     answers = two_nodes.request(ONE)
-    two_nodes.table.settle()
+    two_nodes.pool.call(int)
     two_nodes.table.lose(2)
     two_nodes.agents.start()
     two_nodes.table.add(3, ["0"])
@@ -294,6 +292,6 @@ def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPo
     agent.kill()
     answer = answers.get(timeout=120)
     assert str(answer) == f"a machine of this session is lost: node-{node} (its agent has ended)"
-    eventually("both places to be given back", lambda: len(two_nodes.table.released) == 2)
+    eventually("both places to be given back", lambda: not two_nodes.table.placed)
     assert server.is_running()
     assert server.status() != psutil.STATUS_ZOMBIE

@@ -6,19 +6,15 @@ launched process runs the whole session, was rejected: one dead rank would end a
 It remains the default, for suites that are written for it.
 
 How a session starts, if ``accel_launcher`` is on: `core/launcher_env.py` reads the launcher's variables.
-`launched_session.enter` decides whether the processes can be one session, and whether they meet over TCP (several
-machines) or a Unix socket. Each process writes what it waits for to the log of ``--accel-log``. Both ways of meeting
-have a timeout, after which an error names the missing ranks.
+`launched_session.enter` decides whether the processes can be one session. They meet at a Unix socket of rank 0
+(`rendezvous`), to which those of other machines are connected by pyzmq, with keys that follow from a secret
+(`machine_link`, `job_secret`). Each process writes what it waits for to the log of ``--accel-log``. After a timeout, an
+error names the missing ranks.
 
 For the pool, `machines_starter` is one starter, which has one fork server for each launched process (`server_group`),
-the locks of this machine, and those of other machines through their agents (`remote_leases`, `lease_agent`). `mpi` is
-another one.
+the locks of this machine, and those of other machines through their agents (`agent_client`, `agent`). `mpi` is another
+one.
 
-The conversations, each of frozen structs (`messages/struct_messages.py`):
-
-- the greeting, with which the processes meet: over a Unix socket on rank 0's machine (`local_rendezvous`), else over
-  TCP (`tcp_rendezvous`), with pyzmq and keys that follow from a secret (`machine_link`, `job_secret`);
-- driver and agent, with the leases of devices there (`agent_messages`), over the same connection (`local_transport`;
-  `driver_link` and `agent_link`). Between machines, it also carries the streams of fork servers, ranks and inspectors;
-- the processes of an MPI job and the controller (`mpi`).
+The conversations are of frozen structs (`messages/struct_messages.py`): `agent_messages`, and the one between the
+processes of an MPI job and the controller (`mpi`).
 """

@@ -22,6 +22,10 @@ class SecretError(Exception):
     """The secret is not usable; the message says why, and what to do."""
 
 
+class WrongSecret(ConnectionError):
+    """The process that listens did not accept this one: its secret or its job is another, or it is no driver."""
+
+
 def driver_key(secret: bytes, job: Sequence[str]) -> bytes:
     """Return the private key of the driver in `job`, from which follows its public key. No other process has either."""
     # JSON separates the values, so different values never result in the same text.

@@ -7,34 +7,34 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core import log
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.launchers import agent, local_rendezvous, tcp_rendezvous
-from pytest_accel.features.launchers.agent_client import AgentClient, ClientTransport, EnvironmentChanges
+from pytest_accel.core.stash_keys import MARKED, SESSION
+from pytest_accel.core.units import count_text
+from pytest_accel.features.launchers import agent, rendezvous
+from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.local_rendezvous import RendezvousError
-from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
 from pytest_accel.features.launchers.machines_starter import MachinesStarter
-from pytest_accel.features.launchers.remote_leases import RemoteDevicesError, RemoteLeases
-from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous
-from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.features.launchers.rendezvous import RendezvousError
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
+from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
 
 if TYPE_CHECKING:
-    from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
+    from pytest_accel.features.launchers.machine_link import DriverLink
 
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.
@@ -53,56 +53,34 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     log.start(f"process {process.rank} of {process.launcher}")
     step("is one of %d processes, %d of them on this machine", process.size, process.local_size)
     args[:] = without_local_rank(args)
-    rendezvous = None
-    if process.local_size != process.size:
-        try:
-            rendezvous = tcp_rendezvous.read_rendezvous(os.environ, process)
-        except RendezvousError as error:
-            step("cannot join: %s", error)
-            raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
-    where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
-    machine = tcp_rendezvous.machine_identity() if rendezvous is not None else ""
-    hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), machine)
-    for name in of_a_rank(os.environ):
-        del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
+    hello = Hello(
+        process.rank, os.getpid(), given, str(early_config.invocation_params.dir), root, _masks(), platform.node()
+    )
     try:
+        where = rendezvous.find_address(os.environ, process)
+        if where is not None:
+            hello = structs.replace(hello, machine=rendezvous.machine_identity())
+        for name in of_a_rank(os.environ):
+            del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
         if process.rank != 0:
-            raise SystemExit(_run_agent(process, hello, rendezvous))
-        session = _gather(process, hello, rendezvous)
+            driver = rendezvous.join(process, hello, where)
+            if not isinstance(driver, Connection):
+                at, there = driver.own_address, driver.driver_address
+                hello = structs.replace(hello, address=at, driver_address=there, link=driver.name)
+            raise SystemExit(agent.serve_driver(driver, hello))
+        session = LaunchedSession(process, hello, *rendezvous.gather(process, hello, where))
     except RendezvousError as error:
         step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
     step("all processes are connected")
-    difference = find_difference(process.launcher, [hello, *session.hellos])
+    difference = find_difference(process.launcher, [hello, *session.hellos.values()])
     if difference is not None:
         step("ends: %s", difference)
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
     return session
-
-
-def _gather(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> LaunchedSession:
-    """Wait for the other processes, in rank 0; raise :class:`RendezvousError` if some are missing."""
-    if rendezvous is None:
-        return LaunchedSession(process, hello, local_rendezvous.gather(process, range(1, process.size)), [], None)
-    link = tcp_rendezvous.listen(process, rendezvous)
-    try:
-        remote, local = tcp_rendezvous.gather(process, link, hello)
-        return LaunchedSession(process, hello, local_rendezvous.gather(process, local), remote, link)
-    except RendezvousError:
-        link.close()
-        raise
-
-
-def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> int:
-    """Connect to rank 0 and run as its agent until the driver ends; return the exit status for this process."""
-    if rendezvous is not None:
-        link = tcp_rendezvous.join(process, rendezvous, hello)
-        if link is not None:
-            return agent.serve_driver(link)
-    return agent.serve_driver(LocalAgentTransport(local_rendezvous.join(process, hello)))
 
 
 def _masks() -> dict[str, str]:
@@ -149,82 +127,74 @@ def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> ob
     return show(hello)
 
 
+def layout_of(hellos: Sequence[Hello]) -> Layout:
+    """Return the machines of the session: rank 0's first, then in the order of their lowest ranks."""
+    groups: dict[str, list[Hello]] = {}
+    for hello in hellos:
+        groups.setdefault(hello.machine, []).append(hello)
+    hosts = [group[0].host for group in groups.values()]
+    own_address = next((hello.driver_address for hello in hellos if hello.driver_address), "")
+    machines = []
+    for first, *others in groups.values():
+        name = first.host if not first.address or hosts.count(first.host) == 1 else f"{first.host} ({first.address})"
+        # A fork server of a launched process forks at most one rank of a world.
+        servers = tuple(ForkServer(hello.rank, 1) for hello in (first, *others))
+        machines.append(RankMachine(name, first.address or own_address, servers))
+    return Layout(tuple(machines))
+
+
 class LaunchedSession:
-    """The other launched processes, as rank 0 sees them, with a client for the agent of each. Exists in rank 0 only."""
+    """The other launched processes, as rank 0 sees them, with a client for the agent of each, by its rank.
+
+    Exists in rank 0 only, which is the driver, and is a plugin of its session.
+    """
 
     def __init__(
-        self,
-        process: LauncherEnv,
-        own: Hello,
-        found: Sequence[tuple[Hello, Connection]],
-        remote: Sequence[RemoteAgent],
-        link: DriverLink | None,
+        self, process: LauncherEnv, own: Hello, joined: Mapping[int, tuple[Hello, Connection]], link: DriverLink | None
     ) -> None:
-        """`own` is the greeting of this process; `found` are the others on this machine, `remote` the rest.
-
-        `link` is this end of the connections to other machines.
-        """
+        """`own` is the greeting of this process, and `link` this end of the connections to other machines."""
         self.process = process
-        self.hellos = [*(hello for hello, _ in found), *(one.hello for one in remote)]
-        self.layout = tcp_rendezvous.layout_of(own, [hello.rank for hello, _ in found], remote)
-        self.cluster = None
-        """Always None: the launcher has placed the processes."""
-        self.on_lost: Callable[[str], None] | None = None
-        """Called, in a thread of an agent's client, with a message about the processes that have ended too early."""
-        self._link = link
+        self.hellos = {rank: hello for rank, (hello, _) in joined.items()}
+        self.layout = layout_of([own, *self.hellos.values()])
+        self._session: pytest.Session | None = None
+        self._strict = False
+        self._ran_once: set[str] = set()
+        """The node ids of the tests without a mark that this process has run."""
         self._ended = False
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
-        transports: list[tuple[Hello, ClientTransport]] = [
-            *((hello, LocalClientTransport(connection)) for hello, connection in found),
-            *((one.hello, one) for one in remote),
-        ]
         changes = EnvironmentChanges()
-        self._clients = [
-            AgentClient(hello, transport, self._name(hello.rank), self._agent_lost, changes)
-            for hello, transport in sorted(transports, key=lambda pair: pair[0].rank)
-        ]
-
-    @property
-    def spawns(self) -> dict[int, Spawn]:
-        """The function that starts the fork server of each other launched process, by its rank."""
-        return {client.hello.rank: client.spawn for client in self._clients}
+        self.clients = {
+            hello.rank: AgentClient(
+                connection,
+                self._name(hello.rank),
+                self._agent_lost,
+                changes,
+                (link, hello.link) if link is not None and hello.link else None,
+            )
+            for hello, connection in joined.values()
+        }
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
         """Return the starter of ranks in the launched processes."""
         return MachinesStarter(spec, here, self, reports)
 
-    @property
-    def remote_leases(self) -> dict[int, RemoteLeases]:
-        """The devices of the other machines, by machine number; the first agent of each machine leases them."""
-        clients = {client.hello.rank: client for client in self._clients}
-        return {
-            number: clients[min(machine.server_numbers)].leases
-            for number, machine in enumerate(self.layout.machines)
-            if number
-        }
-
     def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
         """Return the devices of `kind` on another machine, or why they cannot be looked up."""
-        try:
-            return self.remote_leases[machine].inventory(kind, settings)
-        except RemoteDevicesError as error:
-            return str(error)
+        return self.clients[self.layout.machines[machine].server_numbers[0]].inventory(kind, settings)
 
     @property
     def loss(self) -> str | None:
         """A message about the processes and machines that were lost; None if there are none."""
-        gone = [client for client in self._clients if client.lost]
-        lost_machines = {
-            client.hello.machine: client.machine_loss for client in gone if client.machine_loss is not None
-        }
+        gone = {rank: client.machine_loss for rank, client in self.clients.items() if client.lost}
+        lost_machines = {self.hellos[rank].machine: why for rank, why in gone.items() if why is not None}
         named = [
-            f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_machine(client.hello.rank)})"
-            for client in gone
-            if client.hello.machine not in lost_machines
+            f"rank {rank} (pid {self.hellos[rank].pid}{self._on_machine(rank)})"
+            for rank in gone
+            if self.hellos[rank].machine not in lost_machines
         ]
         for machine, why in lost_machines.items():
-            ranks = [client.hello.rank for client in self._clients if client.hello.machine == machine]
+            ranks = [rank for rank, hello in self.hellos.items() if hello.machine == machine]
             named.append(f"the machine {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
         return f"{self.process.launcher} has lost {', '.join(named)}" if named else None
 
@@ -243,32 +213,72 @@ class LaunchedSession:
     def _on_machine(self, rank: int) -> str:
         return "" if rank in self.layout.machines[0].server_numbers else f" on {self._name(rank)}"
 
-    def handle_sigterm(self) -> None:
-        """Install a handler for SIGTERM that ends the session with a message about the cause.
-
-        If one of its processes ends, a launcher sends SIGTERM to the others.
-        """
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def _on_sigterm(self, number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._loss.wait(_LOSS_TIMEOUT)
-        pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
-
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""
         self._ended = True
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for client in self._clients:
+        for client in self.clients.values():
             client.end(status)
-        if self._link is not None:
-            self._link.stop()
 
     def _agent_lost(self) -> None:
-        if self._ended:
-            return
         self._loss.set()
-        if self.on_lost is not None and self.loss is not None:
-            self.on_lost(self.loss)
+        if not self._ended and self._session is not None and self.loss is not None:
+            self._session.shouldfail = self.loss
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        """End the session with a message about the cause: a launcher of which a process has ended stops the others."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._loss.wait(_LOSS_TIMEOUT)
+        pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
+
+    # The plugin
+
+    def configure(self, config: pytest.Config) -> None:
+        """Register this plugin; raise ``pytest.UsageError`` if xdist is to distribute the tests."""
+        self._strict = config.stash[SESSION].settings.strict
+        count = getattr(config.option, "numprocesses", None)
+        if count or getattr(config.option, "tx", None):
+            launcher = self.process.launcher
+            self.end(int(pytest.ExitCode.USAGE_ERROR))
+            raise pytest.UsageError(
+                f"-n {count or '(xdist)'} under {launcher}: use only one of the two. {launcher} without -n runs each "
+                f"test in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the "
+                "tests over workers, whose ranks the plugin starts by itself"
+            )
+        config.pluginmanager.register(self, "accel-launcher")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._loss.is_set():
+            self._agent_lost()
+
+    @pytest.hookimpl
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Fail a test without a mark under ``--accel-strict``, unless a mark skips it: that hook comes first."""
+        if self._strict and MARKED not in item.stash:
+            process = self.process
+            pytest.fail(
+                f"the test has no mark, so it would run once, not in the {process.size} processes that "
+                f"{process.launcher} has started (--accel-strict): add @pytest.mark.distributed({process.size}), or "
+                "@pytest.mark.distributed(1) if one process is enough",
+                pytrace=False,
+            )
+
+    @pytest.hookimpl
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if MARKED not in item.stash:
+            self._ran_once.add(item.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._ran_once:
+            count, process = count_text(len(self._ran_once), "test"), self.process
+            terminalreporter.section(f"accel: tests under {process.launcher}", sep="-")
+            terminalreporter.write_line(f"{count} without a mark ran once, not in {process.size} processes")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self.end(int(self._session.exitstatus) if self._session is not None else 0)

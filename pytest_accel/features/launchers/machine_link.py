@@ -6,9 +6,10 @@ handshake must be encrypted for that key, and only its owner can answer. So each
 before either reads a message, and agents need no keys of their own. zmq itself closes connections that are slow, half
 open or from another program.
 
-A message is a number and bytes. The number 0 is for structs, and for pings, which are empty. Every other number is a
-stream, which the driver opens and which carries the bytes of a local socket at each end: the first bytes name its
-target, and a message without bytes ends it.
+A connection carries streams, each of the bytes of a local socket at each end. A message is the number of a stream and
+bytes; one without bytes ends the stream. The agent opens one stream, for the conversation of agent and driver. All
+others are opened by the driver, and the first bytes name the target (`StartServer` or `messages/connect.py`). Number 0
+is no stream, but pings and the comparison of clocks.
 
 The kernel detects that the other machine is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). zmq's heartbeats were
 rejected: a process that is stopped for a while does not answer them, and would count as lost.
@@ -16,86 +17,73 @@ rejected: a process that is stopped for a while does not answer them, and would 
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import os
+import secrets
 import socket
+import struct
 import sys
-from asyncio import BaseTransport, Protocol, Transport, all_tasks, current_task, gather, sleep
-from collections.abc import Callable, Sequence
-from functools import partial
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from itertools import count
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from pytest_accel.compat.asyncio_shims import GuardedLoop
+from pytest_accel.core import threads
+from pytest_accel.core.clock import monotonic
+from pytest_accel.features.launchers.agent_messages import MachineLost, StartServer
+from pytest_accel.features.launchers.job_secret import WrongSecret
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.connect import InspectorTarget, RankTarget
+from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.unix_sockets import Connection
 
-SILENCE = 10
+_SILENCE = 10
 """Seconds after which a machine that does not answer counts as lost."""
-PROBE_INTERVAL = 2
+_PROBE_INTERVAL = 2
 """Seconds between two probes of the kernel to a silent machine."""
-HANDSHAKE_TIMEOUT = 5
-"""Seconds that a caller has to prove that it knows the secret, and the driver to answer a greeting."""
-STRUCT = bytes(4)
-"""The number of a message that is a struct, or a ping."""
+_PING_INTERVAL = 0.25
+"""Seconds between two pings of the driver to each agent: zmq refuses to send to an agent that is gone. A launcher that
+ends the job gives rank 0 less than a second to name the process that was lost."""
+_HANDSHAKE_TIMEOUT = 5
+"""Seconds that a caller has to prove that it knows the secret, and the driver to answer it."""
+_CALL_TIMEOUT = 3.0
+"""Seconds that an attempt to connect may take."""
+_CLOCK_ROUNDS = 5
+"""Number of rounds in which the clocks are compared."""
 _LONGEST = 1 << 24
-"""Maximum number of bytes in a message; command lines in a greeting may be long."""
+"""Maximum number of bytes in a message."""
 _CHUNK = 1 << 16
 """Maximum number of bytes of a stream in one message."""
+_NO_STREAM, _CONVERSATION, _FIRST_OF_DRIVER = 0, 1, 2
+"""The number of pings and clocks, of the stream that the agent opens, and of the first one that the driver opens."""
+_CLOCK = struct.Struct("!d")
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_WRONG_KEY = 0x11000001
+"""The value of zmq's event if a handshake cannot be decrypted (``ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC``)."""
+_OTHER_PROGRAM = "the process that listens there"
+Target = StartServer | InspectorTarget | RankTarget
+"""The target of a stream of the driver."""
+OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
+"""Returns a socket that is connected to a target, and the descriptor of its process's end, if it is one of a process of
+this machine; raises OSError if there is no such target."""
 
 
-class _Stream(Protocol):
-    """A local socket whose bytes go to another machine.
-
-    The buffer for a slow reader is not bounded, since one stream must not block the others; senders truncate everything
-    that they send to a driver.
-    """
-
-    def __init__(self, end: socket.socket, process_end: int | None, send: Callable[[bytes], None]) -> None:
-        """`send` sends bytes of `end` to the other machine, and none at its end."""
-        self.process_end = process_end
-        self._end = end
-        self._send = send
-        self._transport: Transport | None = None
-        self._early: list[bytes] = []
-        """Data that has come before there is a transport."""
-
-    def take(self, data: bytes) -> None:
-        """Write `data` from the other machine; close the socket after it if it is empty."""
-        if self._transport is None:
-            self._early.append(data)
-        elif data:
-            self._transport.write(data)
-        else:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close the socket now."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: BaseTransport) -> None:
-        assert isinstance(transport, Transport)
-        self._transport = transport
-        for data in self._early:
-            self.take(data)
-
-    def data_received(self, data: bytes) -> None:
-        self._send(data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        with contextlib.suppress(OSError):  # The process at the other end may have left data when it closed or ended.
-            while data := self._end.recv(_CHUNK):
-                self._send(data)
-        self._send(b"")
-
-
-class MachineLink:
+class _MachineLink:
     """One end of the connections: a zmq socket with its own context, the loop of one thread, and the open streams."""
 
     def __init__(self, kind: int, events: int) -> None:
         """`events` are the events of the socket that :meth:`_on_event` gets (zmq_socket_monitor(3))."""
         self._loop = GuardedLoop()  # The driver's process runs code of the suite.
-        self._streams: dict[tuple[bytes, int], _Stream] = {}
+        self._thread: threading.Thread | None = None
+        self._streams: dict[tuple[bytes, int], asyncio.Queue[bytes]] = {}
+        """What has come for each open stream from the other machine. It is not bounded, since one slow reader must not
+        block the others; senders truncate everything that they send to a driver."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
         options = {
@@ -104,15 +92,15 @@ class MachineLink:
             zmq.SNDHWM: 0,  # Messages wait in memory: no call blocks, and no message is dropped.
             zmq.RCVHWM: 0,
             zmq.MAXMSGSIZE: _LONGEST,
-            zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT * 1000,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_TIMEOUT * 1000,
             zmq.RECONNECT_IVL: -1,
             zmq.TCP_KEEPALIVE: 1,
-            zmq.TCP_KEEPALIVE_IDLE: PROBE_INTERVAL,
-            zmq.TCP_KEEPALIVE_INTVL: PROBE_INTERVAL,
-            zmq.TCP_KEEPALIVE_CNT: SILENCE // PROBE_INTERVAL - 1,
+            zmq.TCP_KEEPALIVE_IDLE: _PROBE_INTERVAL,
+            zmq.TCP_KEEPALIVE_INTVL: _PROBE_INTERVAL,
+            zmq.TCP_KEEPALIVE_CNT: _SILENCE // _PROBE_INTERVAL - 1,
         }
         if sys.platform == "linux":
-            options[zmq.TCP_MAXRT] = SILENCE * 1000
+            options[zmq.TCP_MAXRT] = _SILENCE * 1000
         for option, value in options.items():
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(events)
@@ -121,79 +109,338 @@ class MachineLink:
             self._loop.add_reader(end.FD, take)
             self._loop.call_soon(take)
 
+    def _run_in_thread(self) -> None:
+        self._thread = threads.start(self._loop.run_forever, "accel-machines")
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Have `call` called in the loop; no-op if that has ended. Any thread may call this."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def close(self) -> None:
+        """End the thread and the connections. A driver's connections otherwise stay open as long as its process."""
+
+        async def end_streams() -> None:
+            self._streams.clear()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        if self._socket.closed:
+            return
+        if self._thread is not None:
+            self._post(self._loop.stop)
+            threads.end(self._thread)
+        self._loop.run_until_complete(end_streams())
+        self._loop.close()
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
+
+    # In the loop
+
     def _on_event(self, event: int, value: int) -> None:
         raise NotImplementedError
 
-    def _on_message(self, parts: list[zmq.Frame]) -> None:
+    def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
         raise NotImplementedError
 
-    def post(self, call: Callable[[], object]) -> bool:
-        """Have `call` called in the loop; return False if the loop has ended. Any thread may call this."""
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            return False
-        return True
+    def _start(self, work: Coroutine[object, object, None], *ends: socket.socket) -> None:
+        """Start a task that uses `ends`, which are closed at its end, also if it is cancelled before it has begun."""
 
-    def put(self, parts: Sequence[bytes]) -> bool:
-        """Send a message; return False if its receiver is gone. To be called in the loop, like all methods below."""
+        def on_end(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            for end in ends:
+                end.close()
+
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(on_end)
+
+    def _put(self, peer: bytes, number: int, data: bytes) -> bool:
+        """Send a message; return False if its receiver is gone."""
         self._loop.call_soon(self._receive)
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
+            self._socket.send_multipart([*([peer] if peer else []), number.to_bytes(4, "big"), data], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
 
     def _receive(self) -> None:
-        with contextlib.suppress(zmq.Again):
+        with suppress(zmq.Again):
             while not self._socket.closed:
-                self._on_message(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+                *peer, number, data = self._socket.recv_multipart(zmq.NOBLOCK)
+                self._on_message(b"".join(peer), int.from_bytes(number, "big"), data)
 
     def _take_events(self) -> None:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             self._on_event(int(event["event"]), int(event["value"]))
 
-    def open_stream(self, peer: bytes, number: int, end: socket.socket, process_end: int | None = None) -> None:
+    def _open(self, peer: bytes, number: int, end: socket.socket, process_end: int | None = None) -> None:
         """Carry the bytes of `end`, and close it at the end of the stream.
 
         `process_end` is a descriptor that becomes readable when the process at the other end of the socket ends: a
         child of it may still hold the socket open, so there may be no end of file.
         """
+        inbox = self._streams[peer, number] = asyncio.Queue()
+        self._start(self._carry(peer, number, end, process_end, inbox), end)
+
+    async def _carry(
+        self, peer: bytes, number: int, end: socket.socket, process_end: int | None, inbox: asyncio.Queue[bytes]
+    ) -> None:
+        over = asyncio.Event()
+
+        def on_data() -> None:
+            try:
+                data = end.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data or not self._put(peer, number, data):
+                over.set()
+
+        def on_process_end(descriptor: int) -> None:
+            self._loop.remove_reader(descriptor)
+            end.shutdown(socket.SHUT_RDWR)  # What it has written can still be read.
+
         end.setblocking(False)
-        stream = self._streams[peer, number] = _Stream(end, process_end, partial(self._put_stream, peer, number))
-        self._loop.create_task(self._loop.create_unix_connection(lambda: stream, sock=end))
+        writing = self._loop.create_task(self._write(end, inbox))
+        self._loop.add_reader(end, on_data)
         if process_end is not None:
-            self._loop.add_reader(process_end, stream.abort)
+            self._loop.add_reader(process_end, on_process_end, process_end)
+        try:
+            await over.wait()
+        finally:
+            self._loop.remove_reader(end)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            if process_end is not None:
+                self._loop.remove_reader(process_end)
+                os.close(process_end)
+            if self._streams.pop((peer, number), None) is not None:
+                self._put(peer, number, b"")
 
-    def _put_stream(self, peer: bytes, number: int, data: bytes) -> None:
-        self.put([*([peer] if peer else []), number.to_bytes(4, "big"), data])
-        stream = self._streams.pop((peer, number), None) if not data else None
-        if stream is not None and stream.process_end is not None:
-            self._loop.remove_reader(stream.process_end)
-            os.close(stream.process_end)
+    async def _write(self, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
+        with suppress(OSError):  # What the process at the other end has written before it ended is still carried.
+            while data := await inbox.get():
+                await self._loop.sock_sendall(end, data)
+            end.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, peer: bytes, number: int, data: bytes) -> None:
-        """Pass on data from the other machine; no-op if this end has closed the stream."""
-        if (stream := self._streams.get((peer, number))) is not None:
-            stream.take(data)
+    def _end_streams(self, peer: bytes) -> None:
+        for (other, _), inbox in self._streams.items():
+            if other == peer:
+                inbox.put_nowait(b"")
 
-    def _end_loop(self) -> None:
-        """Close all streams, cancel all tasks, and close the loop."""
 
-        async def end_all() -> None:
-            while self._streams:
-                for stream in self._streams.values():
-                    stream.abort()
-                await sleep(0)
-            tasks = all_tasks() - {current_task()}
-            for task in tasks:
-                task.cancel()
-            await gather(*tasks, return_exceptions=True)
+class DriverLink(_MachineLink):
+    """The driver's end of the connections to all agents on other machines."""
 
-        self._loop.run_until_complete(end_all())
-        self._loop.close()
+    def __init__(
+        self, key: bytes, port: int, answer: Callable[[], socket.socket], on_wrong_secret: Callable[[], None]
+    ) -> None:
+        """Listen on all addresses of this machine, at `port`; 0: any. Raise OSError if the port is in use.
 
-    def _close_socket(self) -> None:
-        self._socket.disable_monitor()
-        self._context.destroy(linger=0)
+        `key` is the driver's private key. `answer` returns the connection to the driver for an agent that has called,
+        or raises OSError. `on_wrong_secret` is called when a process with another key has called for the first time.
+        Both are called in the loop.
+        """
+        events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        super().__init__(zmq.ROUTER, events)
+        self.wrong_secret = False
+        """True if a process with another key has called."""
+        self._answer, self._on_wrong_secret = answer, on_wrong_secret
+        self._heard: dict[bytes, float] = {}
+        """The time of the last message of each agent."""
+        self._numbers = count(_FIRST_OF_DRIVER)
+        self._descriptors: set[int] = set()
+        """The descriptors of the listening socket and of the connections."""
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(key))
+        try:
+            self._socket.bind(f"tcp://*:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        # If a test forks this process, the child must not keep the connections open after this process has ended.
+        os.register_at_fork(after_in_child=self._close_in_child)
+        self._loop.call_soon(self._ping)
+        self._run_in_thread()
+
+    def start_server(self, agent: str, message: StartServer, end: socket.socket, listener: socket.socket) -> None:
+        """Have the agent with this `AgentLink.name` start a fork server that is connected to `end`.
+
+        Each connection to `listener` becomes a stream to a target that its first bytes name.
+        """
+        peer = agent.encode()
+        self._post(self._open_next, peer, end, frame(encode(message)))
+        self._post(lambda: self._start(self._accept(peer, listener), listener))
+
+    def close(self) -> None:
+        super().close()
+        self._descriptors.clear()
+
+    def _open_next(self, peer: bytes, end: socket.socket, first: bytes = b"") -> None:
+        number = next(self._numbers)
+        self._open(peer, number, end)
+        if first:
+            self._put(peer, number, first)
+
+    async def _accept(self, peer: bytes, listener: socket.socket) -> None:
+        def on_call() -> None:
+            with suppress(OSError):
+                self._open_next(peer, unix_sockets.accept(listener))
+
+        listener.setblocking(False)
+        self._loop.add_reader(listener, on_call)
+        try:
+            await self._loop.create_future()
+        finally:
+            self._loop.remove_reader(listener)
+
+    def _ping(self) -> None:
+        self._loop.call_later(_PING_INTERVAL, self._ping)
+        for peer, heard in list(self._heard.items()):
+            if self._put(peer, _NO_STREAM, b""):
+                continue
+            del self._heard[peer]
+            conversation = self._streams.get((peer, _CONVERSATION))
+            if conversation is not None and monotonic() - heard >= _SILENCE - _PROBE_INTERVAL:
+                conversation.put_nowait(frame(encode(MachineLost(f"it did not answer for {_SILENCE} s"))))
+            self._end_streams(peer)
+
+    def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
+        is_known = peer in self._heard
+        if is_known:
+            self._heard[peer] = monotonic()
+        if number == _NO_STREAM:
+            if data:
+                self._put(peer, _NO_STREAM, _CLOCK.pack(monotonic()))
+        elif (inbox := self._streams.get((peer, number))) is not None:
+            inbox.put_nowait(data)
+        elif number == _CONVERSATION and not is_known:
+            self._heard[peer] = monotonic()
+            with suppress(OSError):
+                self._open(peer, number, self._answer())
+                self._streams[peer, number].put_nowait(data)
+
+    def _on_event(self, event: int, value: int) -> None:
+        if event in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
+            self._descriptors.add(value)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._descriptors.discard(value)
+        elif value == _WRONG_KEY and not self.wrong_secret:
+            self.wrong_secret = True
+            self._on_wrong_secret()
+
+    def _close_in_child(self) -> None:
+        for descriptor in self._descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+class AgentLink(_MachineLink):
+    """The agent's end of its connection to the driver."""
+
+    def __init__(self, own_address: str, address: str, port: int, key: bytes) -> None:
+        """Connect to the driver, whose private key is `key`. The addresses are those of this machine and of its."""
+        super().__init__(zmq.DEALER, zmq.EVENT_DISCONNECTED | _FAILED)
+        self.name = secrets.token_hex(8)
+        """The name of this end at the driver's."""
+        self.own_address = own_address.removeprefix("::ffff:")
+        self.driver_address = address.removeprefix("::ffff:")
+        self.clock = 0.0
+        """Seconds to add to this machine's clock to get the driver's."""
+        self._clocks: asyncio.Queue[float | ConnectionError] = asyncio.Queue()
+        """The driver's answers, or the end of the connection."""
+        self._open_target: OpenTarget | None = None
+        self._numbers: set[int] = set()
+        """The streams that the driver has opened and has not ended."""
+        self._socket.setsockopt(zmq.ROUTING_ID, self.name.encode())
+        public, private = zmq.curve_keypair()
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(key)))
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, private)
+        self._socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
+
+    def compare_clocks(self, timeout: float) -> None:
+        """Set `clock`.
+
+        Raise ConnectionError if the connection ends, and asyncio.TimeoutError after `timeout` seconds.
+        """
+        self._loop.run_until_complete(asyncio.wait_for(self._compare_clocks(), timeout))
+
+    async def _compare_clocks(self) -> None:
+        rounds = []
+        for _ in range(_CLOCK_ROUNDS):
+            began = monotonic()
+            self._put(b"", _NO_STREAM, b"?")
+            there = await self._clocks.get()
+            if isinstance(there, ConnectionError):
+                raise there
+            took = monotonic() - began
+            # The driver read its clock between sending and receiving, so the shortest round gives the smallest error.
+            rounds.append((took, there - began - took / 2))
+        self.clock = min(rounds)[1]
+
+    def start(self, open_target: OpenTarget) -> Connection:
+        """Start the thread, in which `open_target` is called, and return the connection to the driver."""
+        self._open_target = open_target
+        end, ours = unix_sockets.pair()
+        self._open(b"", _CONVERSATION, end)
+        self._run_in_thread()
+        return Connection(ours.detach())
+
+    def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
+        if number == _NO_STREAM:
+            if data:
+                self._clocks.put_nowait(_CLOCK.unpack(data)[0])
+            else:
+                self._put(b"", _NO_STREAM, b"")
+            return
+        if number >= _FIRST_OF_DRIVER:
+            if not data:
+                self._numbers.discard(number)
+            elif number not in self._numbers:
+                self._numbers.add(number)
+                if not (data := self._open_stream(number, data)):
+                    return
+        if (inbox := self._streams.get((b"", number))) is not None:
+            inbox.put_nowait(data)
+
+    def _open_stream(self, number: int, data: bytes) -> bytes:
+        """Open the stream to the target that `data` names; return the bytes that follow."""
+        assert self._open_target is not None
+        end = LENGTH.size + int.from_bytes(data[: LENGTH.size], "big")
+        try:
+            self._open(b"", number, *self._open_target(decode(data[LENGTH.size : end], Target)))
+        except (OSError, ValueError):  # There is no such target.
+            self._put(b"", number, b"")
+        return data[end:]
+
+    def _on_event(self, event: int, value: int) -> None:
+        error = WrongSecret if event & _FAILED else ConnectionResetError
+        self._clocks.put_nowait(error(f"{_OTHER_PROGRAM} has closed the connection"))
+        self._end_streams(b"")
+
+
+def call(address: str, port: int, key: bytes) -> AgentLink:
+    """Connect to the driver.
+
+    Raise OSError or ValueError if that is not possible, and :class:`WrongSecret` if the process that listens refuses.
+    """
+    # zmq does not tell why it cannot connect.
+    with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
+        ends = [str(end[0]) for end in (probe.getsockname(), probe.getpeername())]
+    link = AgentLink(ends[0], ends[1], port, key)
+    try:
+        link.compare_clocks(_HANDSHAKE_TIMEOUT)
+    except asyncio.TimeoutError:
+        link.close()
+        raise ConnectionError(f"{_OTHER_PROGRAM} does not answer") from None
+    except BaseException:
+        link.close()
+        raise
+    return link

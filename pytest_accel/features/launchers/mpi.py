@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
-from asyncio import Event, Task, sleep, wait
+from asyncio import Event, sleep, wait
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,13 +24,13 @@ from msgspec import Struct, structs
 from pytest_accel.core import loop_tasks, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
+from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, living, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
-from pytest_accel.features.launchers.local_rendezvous import accept
+from pytest_accel.features.launchers.rendezvous import accept
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
 from pytest_accel.forkserver.server_process import first_step
@@ -67,8 +66,8 @@ class MpiStarter(LocalStarter):
     def __init__(self, here: LocalStarter, launcher: str, reports: StarterReports) -> None:
         """`here` has the leases. `launcher` is ``mpirun``, the only one."""
         super().__init__(here.spec, here.leases, here.spawn, reports)
-        self._jobs: dict[int, tuple[MpiJob, Task[None]]] = {}
-        """The jobs that run, each with the task that runs it, by the number of the world."""
+        self._jobs: dict[int, MpiJob] = {}
+        """The jobs that run, by the number of the world."""
         self._next_server = _FIRST_SERVER
 
     def place(self, spec: WorldSpec, taken: HeldLease) -> WorldSpec:
@@ -77,30 +76,27 @@ class MpiStarter(LocalStarter):
         return replace(super().place(spec, taken), servers=tuple(range(first, self._next_server)))
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
-        job = MpiJob(self.spec, spec, taken, self.reports)
-        task = loop_tasks.start(job.run())
-        self._jobs[spec.world] = job, task
-        task.add_done_callback(lambda done: self._jobs.pop(spec.world))
+        job = self._jobs[spec.world] = MpiJob(self.spec, spec, taken, self.reports)
+        job.task.add_done_callback(lambda done: self._jobs.pop(spec.world))
 
     def forget(self, spec: WorldSpec) -> None:
-        if spec.world in self._jobs:
-            self._jobs[spec.world][0].over.set()
+        if (job := self._jobs.get(spec.world)) is not None:
+            job.over.set()
 
     def kill(self, spec: WorldSpec, after: float) -> None:
-        if spec.world in self._jobs:
-            self._jobs[spec.world][0].kill(after)
+        if (job := self._jobs.get(spec.world)) is not None:
+            job.kill(after)
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
-        if spec.world in self._jobs:
-            self._jobs[spec.world][0].over.set()
+        self.forget(spec)
 
     async def stop(self) -> bool:
         jobs = list(self._jobs.values())
-        for job, _ in jobs:
+        for job in jobs:
             job.over.set()
-        for _, task in jobs:
-            await wait([task])
-        return all(job.cleaned_up for job, _ in jobs)
+        for job in jobs:
+            await wait([job.task])
+        return all(job.cleaned_up for job in jobs)
 
 
 class MpiJob:
@@ -122,6 +118,8 @@ class MpiJob:
         session_folder.ensure(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start()
+        self.task = loop_tasks.start(self._run())
+        """Runs the job."""
 
     def _start(self) -> subprocess.Popen[bytes]:
         words, variables = mpirun(self.world.ranks, self._spec.directory)
@@ -147,7 +145,7 @@ class MpiJob:
         else:
             self.over.set()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Wait for the job's processes, start the world in them, and wait until the job has ended."""
         calls: dict[int, tuple[socket.socket, int]] = {}
         failure, has_served = None, False
@@ -218,18 +216,12 @@ class _MpiServer:
         kill_tree(self.pid)
 
     def wait(self, timeout: float) -> bool:
-        end = prctl.end_of(self.pid)
-        if end is not None:  # The descriptor is readable once the process has ended, even before mpirun has reaped it.
-            try:
-                return bool(select.select([end], [], [], timeout)[0])
-            finally:
-                os.close(end)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            try:
-                psutil.Process(self.pid).wait(timeout)
-            except psutil.TimeoutExpired:
-                return False
-        return True
+        try:
+            process = psutil.Process(self.pid)
+        except psutil.NoSuchProcess:
+            return True
+        psutil.wait_procs([process], timeout)
+        return not living([process])  # It has ended even if mpirun has not reaped it.
 
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import gather, get_running_loop
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from signal import SIGKILL
 
 from msgspec import structs
@@ -24,10 +25,23 @@ class _Starting:
 
     spec: WorldSpec
     descriptors: Callable[[], Sequence[int]]
-    requested: list[int]
-    """The servers that were asked for their ranks; the others need the port of the world's store first."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process id by rank."""
+    is_first: bool = True
+    """True until rank 0, which serves the world's store, is forked. The other servers need the store's port first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerReports:
+    """The reports of one server, as :class:`ForkServerClient` calls them."""
+
+    started: Callable[[int, tuple[int, ...], int | None], None]
+    not_started: Callable[[int, str], None]
+    exited: Callable[[int, int, RankExit], None]
+    left: Callable[[int, tuple[Survivor, ...]], None]
+    note: Callable[[str], None]
+    broken: Callable[[str], None]
+    ended: Callable[[int, str | None], None]
 
 
 class ServerGroup:
@@ -36,7 +50,7 @@ class ServerGroup:
     def __init__(self, spec: SessionSpec, reports: StarterReports, on_end: Callable[[int, str | None], None]) -> None:
         """`on_end` gets the number of a server that has ended, and `ServerProcess.loss`."""
         self._spec = spec
-        self.reports = reports
+        self._reports = reports
         self._on_end = on_end
         self._servers: dict[int, ForkServerClient] = {}
         """The running servers, by number."""
@@ -47,9 +61,13 @@ class ServerGroup:
 
     def run(self, spawns: Mapping[int, Spawn]) -> None:
         """Start those of these servers that do not run. Raise OSError if that is not possible."""
+        ours = self._reports
         for number, spawn in spawns.items():
             if number not in self._servers:
-                reports = _ServerReports(self, number)
+                started, left = partial(self._started, number), partial(self._note_left, number)
+                reports = _ServerReports(
+                    started, self._failed, ours.exited, left, ours.note, ours.broken_by, self._ended
+                )
                 self._servers[number] = ForkServerClient(structs.replace(self._spec, server=number), reports, spawn)
 
     @property
@@ -59,21 +77,23 @@ class ServerGroup:
 
     def start(self, spec: WorldSpec, descriptors: Callable[[], Sequence[int]]) -> None:
         """Start the ranks of a world, whose servers run. Those of this machine get the locks `descriptors`."""
-        servers = sorted(spec.server_numbers)
-        # Rank 0 serves the store, so its server opens the port first; the other servers are told the port.
-        first = [spec.server_of(0)] if spec.grouped else servers
-        starting = self._starting[spec.world] = _Starting(spec, descriptors, first)
-        for number in first:
-            self._servers[number].start(spec, self._locks(starting, number))
+        starting = self._starting[spec.world] = _Starting(spec, descriptors)
+        self._start_in(starting, spec.server_of(0))
+
+    def _start_in(self, starting: _Starting, server: int, port: int | None = None) -> None:
+        spec = starting.spec
+        # The locks of another machine are not passed to its ranks.
+        here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
+        self._servers[server].start(spec, starting.descriptors() if here else (), port)
 
     def kill(self, spec: WorldSpec, after: float) -> None:
         """Kill the ranks of a world in some seconds; report as killed those that no server was asked to start."""
         for number in spec.server_numbers & self._servers.keys():
             self._servers[number].kill(spec.world, after)
         starting = self._starting.pop(spec.world, None)
-        for rank in range(spec.ranks if starting is not None else 0):
-            if starting is not None and spec.server_of(rank) not in starting.requested:
-                get_running_loop().call_soon(self.reports.exited, spec.world, rank, exited(-SIGKILL))
+        for rank in range(spec.ranks if starting is not None and starting.is_first else 0):
+            if spec.server_of(rank) != spec.server_of(0):
+                get_running_loop().call_soon(self._reports.exited, spec.world, rank, exited(-SIGKILL))
 
     def kill_servers(self, numbers: Collection[int]) -> None:
         """Kill these servers; reports of their ends follow."""
@@ -87,72 +107,34 @@ class ServerGroup:
         stopped = await gather(*(server.stop() for server in servers.values()))
         return all(stopped) and (own is None or await own.stop())
 
-    @staticmethod
-    def _locks(starting: _Starting, server: int) -> Sequence[int]:
-        """Return the locks that a server passes to its ranks: those of another machine can have none."""
-        spec = starting.spec
-        here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
-        return starting.descriptors() if here else ()
-
-    def started_by(self, server: int, world: int, pids: tuple[int, ...], port: int | None) -> None:
-        """Note that a server has forked its ranks of a world; the other servers follow."""
+    def _started(self, server: int, world: int, pids: tuple[int, ...], port: int | None) -> None:
+        """Note that a server has forked its ranks of a world; after the first server, the others follow."""
         starting = self._starting.get(world)
         if starting is None:
             return  # The world has been killed meanwhile.
         spec = starting.spec
         mine = (rank for rank in range(spec.ranks) if spec.server_of(rank) == server)
         starting.pids.update(zip(mine, pids, strict=True))
-        for other in sorted(spec.server_numbers.difference(starting.requested) & self._servers.keys()):
-            starting.requested.append(other)
-            self._servers[other].start(spec, self._locks(starting, other), port)
+        if starting.is_first:
+            starting.is_first = False
+            for other in sorted((spec.server_numbers - {server}) & self._servers.keys()):
+                self._start_in(starting, other, port)
         if len(starting.pids) == spec.ranks:
             del self._starting[world]
-            self.reports.started(world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
+            self._reports.started(world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
 
-    def failed_by(self, world: int, why: str) -> None:
+    def _failed(self, world: int, why: str) -> None:
         """Note that a server could not fork its ranks of a world: none of the world is started."""
-        starting = self._starting.pop(world, None)
-        for server in self._servers.values() if starting is not None else ():
+        for server in self._servers.values() if self._starting.pop(world, None) is not None else ():
             server.kill(world)
-        self.reports.not_started(world, why)
+        self._reports.not_started(world, why)
 
-    def left_by(self, server: int, world: int, processes: tuple[Survivor, ...]) -> None:
+    def _note_left(self, server: int, world: int, processes: tuple[Survivor, ...]) -> None:
         """Note which processes of a world live on although a server has killed them."""
         self._left[world, server] = processes
-        left = (one for (number, _), found in self._left.items() if number == world for one in found)
-        self.reports.left(world, tuple(left))
+        self._reports.left(world, tuple(one for key, found in self._left.items() if key[0] == world for one in found))
 
-    def ended_by(self, server: int, loss: str | None) -> None:
-        """Note that a server has ended."""
+    def _ended(self, server: int, loss: str | None) -> None:
         self._servers.pop(server, None)
         self._left = {key: processes for key, processes in self._left.items() if key[1] != server}
         self._on_end(server, loss)
-
-
-@dataclass(frozen=True, slots=True)
-class _ServerReports:
-    """The reports of one server of a group."""
-
-    group: ServerGroup
-    number: int
-
-    def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
-        self.group.started_by(self.number, world, pids, port)
-
-    def not_started(self, world: int, why: str) -> None:
-        self.group.failed_by(world, why)
-
-    def exited(self, world: int, rank: int, end: RankExit) -> None:
-        self.group.reports.exited(world, rank, end)
-
-    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        self.group.left_by(self.number, world, processes)
-
-    def note(self, text: str) -> None:
-        self.group.reports.note(text)
-
-    def broken(self, text: str) -> None:
-        self.group.reports.broken_by(text)
-
-    def ended(self, server: int, loss: str | None) -> None:
-        self.group.ended_by(server, loss)

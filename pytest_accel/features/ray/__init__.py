@@ -5,6 +5,5 @@ each node that is used starts an agent there, and the agent joins the session as
 A node is what Ray calls so: ``ray start`` makes one, and one machine may have several. For the session, each is a
 machine of its own.
 
-It stands on the feature `launchers`: `RayCluster` is a `Cluster` (`launchers/cluster.py`), `ClusterMachines` are the
-`SessionMachines` of its `MachinesStarter`, and the agents and their connections are those of launched processes.
+It stands on the feature `launchers`: the agents and their connections are those of launched processes.
 """

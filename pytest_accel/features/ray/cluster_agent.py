@@ -11,15 +11,16 @@ import os
 import platform
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.agent_link import AgentLink, call
-from pytest_accel.features.launchers.agent_messages import Hello, Invitation, read_invitation
-from pytest_accel.features.launchers.suite_code import suite_code
+from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.launchers.rendezvous import call
+from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
+from pytest_accel.features.ray.suite_code import suite_code
+from pytest_accel.messages.struct_messages import decode
 
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""
@@ -40,17 +41,19 @@ def main() -> int:
     """Run the agent; return its exit status."""
     _restore_defaults()
     try:
-        invitation = read_invitation(_read_line(0))
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            invitation: Invitation = decode(stdin.readline(), Invitation)
         if invitation.log is not None:
             os.environ[log.VARIABLE] = invitation.log
             log.start_here(f"agent of machine {invitation.machine}")
+        code = suite_code(invitation.rootdir)
         link = _join(invitation)
+        hello = NodeHello(invitation.machine, platform.node(), code, tuple(os.environ), link.name)
     except (ValueError, ConnectionError) as error:
         step("ends: it %s", error)
         print(f"accel: the agent on {platform.node()} {error}", file=sys.stderr, flush=True)
         return 1
-    link.watch(os.dup(0), partial(link.expect_exit, 0, 0.0))
-    return serve_driver(link)
+    return serve_driver(link, hello, until=0)
 
 
 def _restore_defaults() -> None:
@@ -63,26 +66,14 @@ def _restore_defaults() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-def _read_line(descriptor: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
-        line += byte
-    return line
-
-
 def _join(invitation: Invitation) -> AgentLink:
-    """Connect to the controller; raise ConnectionError if it cannot be reached or does not expect this agent."""
-    code, rootdir = suite_code(invitation.rootdir), invitation.rootdir
-    hello = Hello(
-        invitation.machine, os.getpid(), (), os.getcwd(), rootdir, {}, platform.node(), "", code, tuple(os.environ)
-    )
+    """Connect to the controller; raise ConnectionError if it cannot be reached."""
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     key = bytes.fromhex(invitation.key)
     try:
-        link = call(invitation.addresses, invitation.port, key, hello, _JOIN_TIMEOUT, "the controller")
+        link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller")
     except ConnectionError as error:
         where = f"port {invitation.port} in {_JOIN_TIMEOUT:g} s"
         raise ConnectionError(f"did not reach the controller at {where}: {error}") from None
-    if link is None:
-        raise ConnectionError("is not expected by the controller, or its machine has other code")
+    assert isinstance(link, AgentLink)
     return link

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from typing import Any
 
 import psutil
 import ray
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pytest_accel import __version__
 from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.truncation import read_end
 
 _TAIL = 4_000
 """Maximum number of bytes of an agent's output that are shown."""
@@ -23,13 +22,13 @@ _OF_RAY = ("RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS")
 class NodeActor:
     """An actor that represents one node: it starts the node's agent, which ends with it."""
 
-    def __init__(self, version: str) -> None:
-        """`version` is that of the controller's pytest-accel."""
-        if version != __version__:
-            raise RuntimeError(f"pytest-accel {__version__} is installed there, and {version} in the session")
+    async def run_agent(self, version: str, invitation: bytes) -> str:
+        """Run the agent, and return how it ended, with the end of its output.
 
-    async def run_agent(self, invitation: bytes) -> str:
-        """Run the agent, and return how it ended, with the end of its output."""
+        `version` is that of the controller's pytest-accel.
+        """
+        if version != __version__:
+            return f"was not started: pytest-accel {__version__} is installed there, and {version} in the session"
         source = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()}, {os.getppid()})"
         with tempfile.TemporaryFile() as output:
             # The thread of the actor's event loop starts the agent, and lives as long as the actor.
@@ -45,28 +44,19 @@ class NodeActor:
             # The pipe stays open until the actor ends.
             process.stdin.write(invitation)
             status = await process.wait()
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
-            text = output.read().decode(errors="replace").strip()
+            text = read_end(output.fileno(), longest=_TAIL).strip()
         return f"exited with status {status}" + (f":\n{text}" if text else "")
-
-    async def name_devices(self, group: Any, bundle: int, resource: str, amount: float) -> list[str]:
-        """Return the ids of the devices in a bundle on this node.
-
-        Only a task in the bundle can ask Ray for them. It is submitted here, since this node knows the bundle at once;
-        the driver's node knows it only after 0.1 s. The process that runs it is used again for later bundles.
-        """
-        resources = {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
-        strategy = PlacementGroupSchedulingStrategy(group, bundle)
-        ids: list[str] = await _device_ids.options(scheduling_strategy=strategy, **resources).remote(resource)
-        return ids
 
 
 # With Ray's default for `max_calls`, a process of Ray exits after a task that uses GPUs.
 @ray.remote(num_cpus=0, max_calls=0, max_retries=0)  # type: ignore[untyped-decorator]
-def _device_ids(resource: str) -> list[str]:
-    """Return the ids of this task's devices: values of the mask, as a process without it numbers them."""
+def device_ids(resource: str) -> list[str]:
+    """Return the ids of this task's devices: values of the mask, as a process without it numbers them.
+
+    Only a task in a bundle can ask Ray for them. The process that runs it is used again for later bundles.
+    """
     ids: list[str] = ray.get_runtime_context().get_accelerator_ids()[resource]
-    return ids
+    return sorted(ids, key=lambda one: (len(one), one))
 
 
 def _node_environment() -> dict[str, str]:

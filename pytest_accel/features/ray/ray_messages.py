@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
-from pytest_accel.features.ray.ray_resources import RayDemand, RayNode
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.ray.agent_greeting import Invitation
+from pytest_accel.features.ray.ray_resources import RayNode
+
+# To both
+
+
+class AgentEnded(Struct, frozen=True, tag=True):
+    """An agent has ended, could not be started or may not join. The next place on its node needs a new one."""
+
+    machine: int
+    reason: str
+
 
 # To the helper
 
 
-class Connect(Struct, frozen=True):
-    """The first message: connect to a cluster."""
-
-    address: str
-    """``HOST:PORT``, or ``auto`` for the cluster of this machine."""
-    namespace: str
-    """Namespace of the session's actors, not used by any other session."""
-
-
 class RequestPlace(Struct, frozen=True, tag=True):
-    """Reserve a place."""
+    """Reserve a place for a world, and start the agents there."""
 
     request_id: int
-    demand: RayDemand
+    key: WorldKey
+    avoided: tuple[int, ...]
+    """The machines that must not be used."""
 
 
 class ReleasePlace(Struct, frozen=True, tag=True):
@@ -32,28 +39,18 @@ class ReleasePlace(Struct, frozen=True, tag=True):
 
 
 class StartAgent(Struct, frozen=True, tag=True):
-    """Start an agent: the answer to :class:`NodeNeeded`."""
+    """Start an agent: the answer to :class:`AgentNeeded`."""
 
-    number: int
-    invitation: bytes
-    """The line that the agent reads from standard input; it contains the session's secret."""
-
-    # Tracebacks, also those of rich, must not show the secret.
-
-    def __repr__(self) -> str:
-        return f"StartAgent({self.number})"
-
-    def __rich_repr__(self) -> list[tuple[str, int]]:
-        return [("number", self.number)]
+    invitation: Invitation
 
 
-class StopAgent(Struct, frozen=True, tag=True):
-    """Kill an agent. The next place on its node needs a new one."""
+class AgentJoined(Struct, frozen=True, tag=True):
+    """An agent has joined the session."""
 
-    number: int
+    machine: int
 
 
-ToHelper = RequestPlace | ReleasePlace | StartAgent | StopAgent
+ToHelper = RequestPlace | ReleasePlace | StartAgent | AgentJoined | AgentEnded
 
 
 # To the controller
@@ -73,51 +70,24 @@ class HelperFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
-class NodeJoined(Struct, frozen=True, tag=True):
-    """A node has joined the cluster."""
+class AgentNeeded(Struct, frozen=True, tag=True):
+    """A place is being prepared on a node that has no agent: the node becomes the next machine of the session."""
 
-    node: RayNode
-
-
-class NodeLost(Struct, frozen=True, tag=True):
-    """A node has left the cluster, or died."""
-
-    node: str
-    """Ray's id of the node."""
-
-
-class NodeNeeded(Struct, frozen=True, tag=True):
-    """A place is being prepared on a node that has no agent."""
-
-    node: str
-    """Ray's id of the node."""
-    number: int
-    """The number of the agent that is to be started, and of the node in the session: 1, 2, ..."""
-
-
-class AgentEnded(Struct, frozen=True, tag=True):
-    """An agent has ended, or could not be started."""
-
-    number: int
-    reason: str
-
-
-class ReservedBundle(Struct, frozen=True, tag=True):
-    """The part of a place that is on one node."""
-
-    node: str
-    """Ray's id of the node."""
-    ranks: int
-    """Number of ranks."""
-    devices: tuple[str, ...]
-    """The devices, as in `Place.devices`."""
+    machine: int
+    """Its number: 1, 2, ..."""
+    name: str
+    address: str
 
 
 class PlaceReserved(Struct, frozen=True, tag=True):
-    """The place of a request has been reserved."""
+    """The place of a request is reserved, and the agents of its machines have joined."""
 
     request_id: int
-    bundles: tuple[ReservedBundle, ...]
+    machines: tuple[int, ...]
+    """The machine of each rank, in ascending order: its index in `Layout.machines`, and the number of its server."""
+    devices: Mapping[int, tuple[str, ...]]
+    """By machine: the values of the kind's mask variable for the reserved devices, as a process without that mask
+    numbers them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""
 
 
 class PlaceWaits(Struct, frozen=True, tag=True):
@@ -134,14 +104,5 @@ class PlaceFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
-ToController = (
-    Connected
-    | HelperFailed
-    | NodeJoined
-    | NodeLost
-    | NodeNeeded
-    | AgentEnded
-    | PlaceReserved
-    | PlaceWaits
-    | PlaceFailed
-)
+PlaceAnswer = PlaceReserved | PlaceWaits | PlaceFailed
+ToController = Connected | HelperFailed | AgentNeeded | AgentEnded | PlaceAnswer

@@ -1,30 +1,42 @@
-"""The places of a session in a Ray cluster: their placement groups, and the actors of the nodes that they use."""
+"""The places of a session in a Ray cluster: their placement groups, and the agents on the nodes that they use.
+
+Everything happens in the loop of the helper process. A request is a task, which holds its place until it is cancelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from asyncio import Future, Task, ensure_future, gather, get_running_loop, shield, sleep, wait, wait_for
+from asyncio import TimeoutError as WaitTimeoutError
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util import accelerators
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from pytest_accel import __version__
+from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic
-from pytest_accel.features.ray.ray_actors import NodeActor
+from pytest_accel.core.log import step
+from pytest_accel.features.ray.agent_greeting import Invitation
+from pytest_accel.features.ray.ray_actors import NodeActor, device_ids
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
-    NodeJoined,
-    NodeLost,
-    NodeNeeded,
+    AgentJoined,
+    AgentNeeded,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
-    ReservedBundle,
+    ReleasePlace,
+    RequestPlace,
+    StartAgent,
+    ToHelper,
 )
-from pytest_accel.features.ray.ray_resources import NODE_LABEL, TYPE_LABEL, Bundles, RayDemand, RayNode, choose_bundles
+from pytest_accel.features.ray.ray_resources import Bundles, RayNode, choose_bundles
+from pytest_accel.pool.starter import LostPlaceError, PlaceError
 
 _MODELS = frozenset(value for name, value in vars(accelerators).items() if name.isupper() and isinstance(value, str))
 """The models of accelerators that Ray knows."""
@@ -32,357 +44,240 @@ _UNREPORTED_WAIT = 0.2
 """Seconds that a request may wait before this is reported."""
 _LOOK_INTERVAL = 0.5
 """Seconds between two checks of the cluster's nodes, and of the reason why a request waits."""
-_USUAL_TIME = 0.05
-"""Seconds in which Ray creates a group if there is room. If a request waits longer, kept places are given up."""
-_KEEP_TIME = 30.0
-"""Seconds that a place without a world is kept, since a world with equal bundles may follow."""
 _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (it is told each 0.1 s). A group that is requested
-earlier may fail to be placed, and Ray tries again only after 0.7 s."""
-_NAMING_TIMEOUT = 120.0
-"""Seconds in which the nodes of a place must name its devices: Ray may have to start two processes on each."""
+earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
+_READY_TIMEOUT = 120.0
+"""Seconds in which the nodes of a place must name its devices, and the agents join: Ray starts processes for both."""
 _EXIT_TIMEOUT = 5.0
 """Seconds in which the agents must exit when the session ends, before they are killed."""
-_BUSY_INTERVAL = 0.004
-"""Seconds between two checks of a request that is about to be met."""
 
 
-@dataclass(slots=True, eq=False)
-class _UsedNode:
-    """A node that the session uses."""
+@dataclass(eq=False)
+class _Agent:
+    """An agent that runs or is being started."""
 
-    number: int
-    """The number of its agent."""
+    machine: int
+    """The number of its node in the session."""
+    node: RayNode
     actor: Any
-    agent: Any = None
-    """The reference to the agent's result (`NodeActor.run_agent`), once it is started."""
-
-
-@dataclass(slots=True, eq=False)
-class _Reservation:
-    """A place: its group is pending, then created (`nodes`), and then its devices are known (`reserved`)."""
-
-    bundles: Bundles
-    group: Any
-    nodes: tuple[str, ...] = ()
-    """The node of each bundle, once the group is created."""
-    answers: list[Any] = field(default_factory=list)
-    """A reference to the ids of the devices of each bundle, once the group is created."""
-    reserved: tuple[ReservedBundle, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A request that waits for its place."""
-
-    demand: RayDemand
-    bundles: Bundles
-    began: float
-    looked: float
-    """The time when the reason to wait was last checked."""
-    place: _Reservation | None = None
-    """The place that is being reserved; None while the request waits until released resources are known."""
-    reason: str = ""
-    """The reason to wait that was reported last."""
-    placed: float = 0.0
-    """The time when the group was created."""
-    retried: bool = False
-    """True if an earlier attempt failed: a node was lost, or Ray could not name the devices."""
-
-    @property
-    def is_placed(self) -> bool:
-        """True if the group is created."""
-        return self.place is not None and bool(self.place.nodes)
+    joined: Future[None]
+    """Done once it has joined; a LostPlaceError if it has ended before."""
+    run: Task[None] | None = None
+    """Waits for its end, once it is started."""
 
 
 class Places:
-    """The places of a session, and the actors on their nodes; makes progress in :meth:`poll`.
+    """The places of a session, and the agents on their nodes."""
 
-    A request waits, then holds its place until it is released. The place is then kept for a while, for another request.
-    """
-
-    def __init__(self, send: Callable[[object], None], can_scale: Callable[[], bool]) -> None:
-        """`send` sends a message to the controller. `can_scale` returns whether an autoscaler can add nodes."""
+    def __init__(self, send: Callable[[object], None], *, can_scale: bool) -> None:
+        """`send` sends a message to the controller. `can_scale` is True if an autoscaler can add nodes."""
         self._send = send
         self._can_scale = can_scale
-        self._cluster_nodes = _alive_nodes()
-        self._looked = monotonic()
-        self._used: dict[str, _UsedNode] = {}
-        self._last_agent = 0
-        """The number of the last agent."""
-        self._waiting: dict[int, _Request] = {}
-        self._held: dict[int, _Reservation] = {}
-        self._kept: dict[_Reservation, float] = {}
-        """The kept places, each with the time when it is given up."""
+        self._tasks: dict[int, Task[None]] = {}
+        """The requests and the places, by the id of the request."""
+        self._agents: dict[int, _Agent] = {}
+        """By the number of the machine."""
+        self._last_machine = 0
+        self._waiting: set[Future[Any]] = set()
+        """Done when Ray has created a group for a request. They are cancelled when resources are released."""
         self._settled = 0.0
         """The time from which on the cluster's head knows of all resources that were released."""
+        self._look()
+        self._watch = loop_tasks.start(self._watch_nodes())
 
-    @property
-    def nodes(self) -> tuple[RayNode, ...]:
-        """The nodes of the cluster."""
-        return tuple(self._cluster_nodes.values())
+    def handle(self, message: ToHelper) -> None:
+        match message:
+            case RequestPlace(request_id):
+                self._tasks[request_id] = loop_tasks.start(self._serve(message))
+            case ReleasePlace(request_id):
+                if (task := self._tasks.pop(request_id, None)) is not None:
+                    task.cancel()
+            case StartAgent(invitation):
+                if (agent := self._agents.get(invitation.machine)) is not None:
+                    step("starts the agent of machine %d", agent.machine)
+                    agent.run = loop_tasks.start(self._run(agent, invitation))
+            case AgentJoined(machine):
+                if (agent := self._agents.get(machine)) is not None and not agent.joined.done():
+                    agent.joined.set_result(None)
+            case AgentEnded(machine, reason):
+                self._lose(machine, reason)
 
-    @property
-    def poll_interval(self) -> float:
-        """Seconds until the next call of :meth:`poll` is due."""
-        now = monotonic()
-        if any(request.is_placed or now - request.began < _LOOK_INTERVAL for request in self._waiting.values()):
-            return _BUSY_INTERVAL
-        return _LOOK_INTERVAL / 10 if self._waiting else _LOOK_INTERVAL
-
-    def request(self, request_id: int, demand: RayDemand, *, retried: bool = False) -> None:
-        """Reserve a place; a message answers the request. With `retried`, it fails if Ray fails once more."""
-        bundles = choose_bundles(demand, self.nodes, _MODELS)
-        for place in self._kept:
-            if place.bundles == bundles:
-                del self._kept[place]
-                self._hold(request_id, place)
-                return
-        if not bundles.fits(self.nodes):
-            reason = bundles.shortage(self.nodes)
-            if bundles.avoided:  # An autoscaler might add one unfit node after the other.
-                self._send(PlaceFailed(request_id, reason))
-                return
-            if not self._can_scale():
-                self._send(PlaceFailed(request_id, f"{reason}, and no autoscaler adds nodes"))
-                return
-        now = monotonic()
-        self._waiting[request_id] = _Request(demand, bundles, now, now - _LOOK_INTERVAL, retried=retried)
-
-    def release(self, request_id: int) -> None:
-        """Give a place back, or cancel the request for it; no-op if it has failed."""
-        if request_id in self._waiting:
-            self._drop(self._waiting.pop(request_id))
-        elif request_id in self._held:
-            place = self._held.pop(request_id)
-            if self._knows(place.nodes):
-                self._kept[place] = monotonic() + _KEEP_TIME
-            else:
-                self._remove(place)
-
-    def start_agent(self, number: int, invitation: bytes) -> None:
-        """Start an agent; report that it has ended if its node is not used any more."""
-        name = self._name_of(number)
-        if name is None:
-            self._send(AgentEnded(number, "has not been started, since its node is lost"))
-        else:
-            self._used[name].agent = self._used[name].actor.run_agent.remote(invitation)
-
-    def stop_agent(self, number: int) -> None:
-        """Kill an agent; no-op if it has ended."""
-        name = self._name_of(number)
-        if name is not None:
-            ray.kill(self._used.pop(name).actor)
-
-    def _name_of(self, number: int) -> str | None:
-        """Return the node of an agent; None if the agent has ended."""
-        return next((name for name, node in self._used.items() if node.number == number), None)
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give everything back to Ray."""
-        for request in self._waiting.values():
-            self._drop(request)
-        for place in (*self._held.values(), *self._kept):
-            self._remove(place)
+        self._watch.cancel()
+        for task in self._tasks.values():
+            task.cancel()
         # The controller has told the agents to exit. An agent that dies with its actor leaves its folder behind.
-        if agents := [node.agent for node in self._used.values() if node.agent is not None]:
-            ray.wait(agents, num_returns=len(agents), timeout=_EXIT_TIMEOUT)
-        for node in self._used.values():
-            ray.kill(node.actor)
+        runs = [agent.run for agent in self._agents.values() if agent.run is not None]
+        await wait([*runs, *self._tasks.values(), self._watch], timeout=_EXIT_TIMEOUT)
+        for machine in list(self._agents):
+            self._lose(machine, "the session ends")
 
-    def poll(self) -> None:
-        """Handle all changes in the cluster since the last call."""
-        if monotonic() - self._looked > _LOOK_INTERVAL:
-            self._look_at_cluster()
-        for name, node in list(self._used.items()):
-            if node.agent is not None and _is_ready(node.agent):
-                self._agent_ended(name, node)
-        for request_id, request in list(self._waiting.items()):
-            self._poll_request(request_id, request)
-        now = monotonic()
-        self._give_up([place for place, expiry in self._kept.items() if expiry < now])
-        blocked = [one for one in self._waiting.values() if not one.is_placed and now - one.began > _USUAL_TIME]
-        if blocked and self._kept:
-            self._give_up(list(self._kept))
-            # Their groups are requested again once the head knows of the released resources (`_SETTLE_TIME`).
-            for request in blocked:
-                self._drop(request)
+    # Nodes and agents
 
-    def _look_at_cluster(self) -> None:
-        """Update the nodes of the cluster, and report which have joined and which are lost."""
-        self._looked = monotonic()
-        before, self._cluster_nodes = self._cluster_nodes, _alive_nodes()
-        for name in self._cluster_nodes.keys() - before.keys():
-            self._send(NodeJoined(self._cluster_nodes[name]))
-        for name in before.keys() - self._cluster_nodes.keys():
-            self._used.pop(name, None)
-            # A place that is held keeps its other nodes until it is released: ranks still run there.
-            self._give_up([place for place in self._kept if name in place.nodes])
-            self._send(NodeLost(name))
+    async def _watch_nodes(self) -> None:
+        while True:
+            await sleep(_LOOK_INTERVAL)
+            self._look()
 
-    def _poll_request(self, request_id: int, request: _Request) -> None:
-        """Advance a waiting request: reserve its group, wait for that, and then for the names of the devices."""
-        if request.place is None:
-            if monotonic() < self._settled:
-                return
-            request.place = self._reserve(request.bundles)
-        place = request.place
-        if not place.nodes:
-            table = placement_group_table(place.group)
-            if table["state"] != "CREATED":
-                self._report_wait(request_id, request)
-                return
-            place.nodes = tuple(table["bundles_to_node_id"][index] for index in range(len(place.bundles.ranks)))
-            if not self._knows(place.nodes):
-                self._look_at_cluster()  # A node has just joined.
-            if not self._knows(place.nodes):
-                self._request_again(request_id, request)
-                return
-            request.placed = monotonic()
-            self._ask_for_devices(place)
-        if not self._knows(place.nodes):  # A node is lost, so the answers of the others are useless.
-            self._request_again(request_id, request)
-            return
-        if not all(map(_is_ready, place.answers)):
-            if monotonic() - request.placed > _NAMING_TIMEOUT:
-                self._fail(
-                    request_id, request, f"Ray has not named the devices of a place within {_NAMING_TIMEOUT:g} s"
-                )
-            return
+    def _look(self) -> None:
+        """Update the nodes of the cluster; the agents of lost nodes are lost."""
+        self.nodes = {
+            node["NodeID"]: RayNode(
+                node["NodeID"],
+                node["NodeManagerHostname"],
+                node["NodeManagerAddress"],
+                node["Resources"],
+                node["Labels"],
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        for agent in list(self._agents.values()):
+            if agent.node.id not in self.nodes:
+                self._lose(agent.machine, f"{agent.node.name} has left the Ray cluster")
+
+    def _agent_on(self, node: RayNode) -> _Agent:
+        """Return the agent on a node; start it if there is none."""
+        for agent in self._agents.values():
+            if agent.node.id == node.id:
+                return agent
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        actor = ray.remote(num_cpus=0, max_restarts=0)(NodeActor).options(scheduling_strategy=strategy).remote()
+        self._last_machine += 1
+        agent = _Agent(self._last_machine, node, actor, get_running_loop().create_future())
+        self._agents[agent.machine] = agent
+        self._send(AgentNeeded(agent.machine, node.name, node.address))
+        return agent
+
+    async def _run(self, agent: _Agent, invitation: Invitation) -> None:
+        """Run an agent until it ends."""
         try:
-            devices = [tuple(sorted(ids, key=lambda one: (len(one), one))) for ids in ray.get(place.answers)]
+            end = await agent.actor.run_agent.remote(__version__, invitation.line())
         except ray.exceptions.RayError as error:
-            self._look_at_cluster()
-            if self._knows(place.nodes) and request.retried:
-                self._fail(request_id, request, f"Ray cannot name the devices of a place: {error}")
-            else:  # Ray reports the end of an actor before that of its node.
-                self._request_again(request_id, request)
-            return
-        bundles = zip(place.nodes, place.bundles.ranks, devices, strict=True)
-        place.reserved = tuple(ReservedBundle(*bundle) for bundle in bundles)
-        del self._waiting[request_id]
-        self._hold(request_id, place)
+            end = f"could not be run by Ray: {error}"
+        self._lose(agent.machine, f"the agent on {agent.node.name} {end}")
 
-    def _knows(self, nodes: tuple[str, ...]) -> bool:
-        return all(name in self._cluster_nodes for name in nodes)
+    def _lose(self, machine: int, why: str) -> None:
+        """Kill an agent, and report its end; the next place on its node needs a new one. No-op if it has ended."""
+        agent = self._agents.pop(machine, None)
+        if agent is not None:
+            step("the agent of machine %d has ended: %s", machine, why)
+            ray.kill(agent.actor)
+            loop_tasks.fail(agent.joined, LostPlaceError(why))
+            self._send(AgentEnded(machine, why))
 
-    def _request_again(self, request_id: int, request: _Request) -> None:
-        """Give back what is reserved for a request, and reserve another place."""
-        self._drop(request)
-        del self._waiting[request_id]
-        self.request(request_id, request.demand, retried=True)
+    # A request
 
-    def _fail(self, request_id: int, request: _Request, reason: str) -> None:
-        self._drop(request)
-        del self._waiting[request_id]
-        self._send(PlaceFailed(request_id, reason))
+    async def _serve(self, request: RequestPlace) -> None:
+        """Reserve a place, report it, and hold it until this task is cancelled.
 
-    def _hold(self, request_id: int, place: _Reservation) -> None:
-        """Give a reserved place to a request, and report it."""
-        self._held[request_id] = place
-        for name in place.nodes:
-            self._use(name)  # The agent of a kept place's node may have ended.
-        self._send(PlaceReserved(request_id, place.reserved))
-
-    def _report_wait(self, request_id: int, request: _Request) -> None:
-        """Report why a request waits, if the reason is new; request again if other bundles are now better.
-
-        No-op for a short wait, and if the reason was checked recently.
+        If a node is lost meanwhile, or its agent does not join, another place is reserved, once.
         """
-        now = monotonic()
-        if now - request.began < _UNREPORTED_WAIT or now - request.looked < _LOOK_INTERVAL:
-            return
-        request.looked = now
-        bundles = request.bundles
-        if choose_bundles(request.demand, self.nodes, _MODELS) != bundles:  # Nodes have joined or are lost.
-            self._drop(request)
-            del self._waiting[request_id]
-            self.request(request_id, request.demand, retried=request.retried)
-            return
-        if bundles.fits(self.nodes):
-            total = sum(node.resources[bundles.resource] for node in bundles.usable(self.nodes))
-            state = f"its nodes have {total:g}"
-            if not bundles.models and not bundles.avoided:  # Ray tells only what is free in the whole cluster.
-                free = ray.available_resources().get(bundles.resource, 0)
-                state = f"{free:g} of {total:g} are free"
-        else:
-            state = "none of its nodes is large enough; its autoscaler may add one"
-        reason = f"{bundles.text} of the Ray cluster; {state}"
-        if reason != request.reason:
-            request.reason = reason
-            self._send(PlaceWaits(request_id, reason))
+        try:
+            try:
+                await self._hold(request)
+            except (LostPlaceError, ray.exceptions.RayError):
+                self._look()  # Ray reports the end of an actor before that of its node.
+                await self._hold(request)
+        except (PlaceError, ray.exceptions.RayError) as error:
+            self._tasks.pop(request.request_id, None)
+            self._send(PlaceFailed(request.request_id, str(error)))
 
-    def _reserve(self, bundles: Bundles) -> _Reservation:
-        """Ask Ray for a placement group with `bundles`."""
-        labels = {TYPE_LABEL: f"in({','.join(bundles.models)})"} if bundles.models else {}
-        if bundles.avoided:
-            labels[NODE_LABEL] = f"!in({','.join(sorted(bundles.avoided))})"
+    async def _hold(self, request: RequestPlace) -> None:
+        while True:
+            bundles = self._choose(request)
+            async with self._group(bundles) as group:
+                if not await self._is_created(group, bundles, request):
+                    continue
+                try:
+                    self._send(await self._prepare(group, bundles, request.request_id))
+                    await get_running_loop().create_future()
+                finally:
+                    self._settled = monotonic() + _SETTLE_TIME
+                    for created in self._waiting:
+                        created.cancel()
+
+    def _choose(self, request: RequestPlace) -> Bundles:
+        """Return the bundles for a request; raise PlaceError if the cluster cannot hold them."""
+        avoided = [agent.node.id for agent in self._agents.values() if agent.machine in request.avoided]
+        bundles = choose_bundles(request.key, tuple(self.nodes.values()), _MODELS, avoided)
+        shortage = bundles.shortage(self.nodes.values())
+        # An autoscaler might add one unfit node after the other.
+        if shortage is not None and (bundles.avoided or not self._can_scale):
+            raise PlaceError(shortage)
+        return bundles
+
+    @asynccontextmanager
+    async def _group(self, bundles: Bundles) -> AsyncIterator[Any]:
+        """Request a placement group, and remove it at the end."""
+        await sleep(self._settled - monotonic())
         group = placement_group(
             [{bundles.resource: amount} for amount in bundles.amounts],
             strategy="STRICT_SPREAD",
-            bundle_label_selector=[labels] * len(bundles.amounts),
+            bundle_label_selector=[bundles.labels] * len(bundles.amounts),
         )
-        return _Reservation(bundles, group)
-
-    def _ask_for_devices(self, place: _Reservation) -> None:
-        """Have the nodes of a place name its devices. A place on the CPU has none."""
-        resource = place.bundles.resource
-        if resource == "CPU":
-            place.answers = [ray.put([]) for _ in place.nodes]
-            return
-        for index, (name, amount) in enumerate(zip(place.nodes, place.bundles.amounts, strict=True)):
-            actor = self._use(name).actor
-            place.answers.append(actor.name_devices.remote(place.group, index, resource, amount))
-
-    def _use(self, name: str) -> _UsedNode:
-        """Return a used node; start its actor and request its agent if it has none."""
-        if name not in self._used:
-            strategy = NodeAffinitySchedulingStrategy(name, soft=False)
-            actor = ray.remote(num_cpus=0, max_restarts=0)(NodeActor).options(scheduling_strategy=strategy)
-            self._last_agent += 1
-            self._used[name] = _UsedNode(self._last_agent, actor.remote(__version__))
-            self._send(NodeNeeded(name, self._last_agent))
-        return self._used[name]
-
-    def _agent_ended(self, name: str, node: _UsedNode) -> None:
-        """Report that an agent has ended, and kill the actor of its node."""
         try:
-            reason = ray.get(node.agent)
-        except ray.exceptions.RayError as error:
-            reason = f"could not be run by Ray: {error}"
-        del self._used[name]
-        ray.kill(node.actor)
-        self._send(AgentEnded(node.number, reason))
+            yield group
+        finally:
+            remove_placement_group(group)
 
-    def _give_up(self, places: list[_Reservation]) -> None:
-        """Give kept places back to Ray."""
-        for place in places:
-            del self._kept[place]
-            self._remove(place)
+    async def _is_created(self, group: Any, bundles: Bundles, request: RequestPlace) -> bool:
+        """Wait until Ray has created a group, and report why that takes long.
 
-    def _drop(self, request: _Request) -> None:
-        """Give back what is reserved for a request."""
-        if request.place is not None:
-            self._remove(request.place)
-            request.place = None
+        Return False if another group should be requested: other bundles are better now, since nodes have joined or are
+        lost, or resources were released, and Ray would take its time to try again.
+        """
+        created = ensure_future(group.ready())
+        self._waiting.add(created)
+        reported, timeout = "", _UNREPORTED_WAIT
+        try:
+            while not (await wait([created], timeout=timeout))[0]:
+                if self._choose(request) != bundles:
+                    return False
+                total = sum(node.resources.get(bundles.resource, 0) for node in self.nodes.values())
+                free = ray.available_resources().get(bundles.resource, 0)
+                reason = f"{bundles.text} of the Ray cluster; {free:g} of {total:g} are free"
+                if bundles.shortage(self.nodes.values()) is not None:
+                    reason += ", and its autoscaler may add a node that is large enough"
+                if reason != reported:
+                    self._send(PlaceWaits(request.request_id, reason))
+                reported, timeout = reason, _LOOK_INTERVAL
+            return not created.cancelled() and created.result() is not None
+        finally:
+            self._waiting.discard(created)
+            created.cancel()
 
-    def _remove(self, place: _Reservation) -> None:
-        """Remove the group of a place, which gives its resources back to Ray."""
-        remove_placement_group(place.group)
-        if place.nodes:
-            self._settled = monotonic() + _SETTLE_TIME
-
-
-def _is_ready(reference: Any) -> bool:
-    return bool(ray.wait([reference], timeout=0)[0])
-
-
-def _alive_nodes() -> dict[str, RayNode]:
-    """Return the nodes of the cluster that are alive, by id."""
-    return {
-        node["NodeID"]: RayNode(
-            node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"], node["Resources"], node["Labels"]
+    async def _prepare(self, group: Any, bundles: Bundles, request_id: int) -> PlaceReserved:
+        """Return the place of a group once its devices are known, and the agents of its nodes have joined."""
+        names = placement_group_table(group)["bundles_to_node_id"]
+        self._look()  # A node may just have joined.
+        if not self.nodes.keys() >= set(names.values()):
+            raise LostPlaceError("a node has left the Ray cluster")
+        count = len(bundles.amounts)
+        parts = await gather(*(self._part(group, bundles, index, self.nodes[names[index]]) for index in range(count)))
+        machines = dict(sorted((machine, (ranks, devices)) for machine, ranks, devices in parts))
+        return PlaceReserved(
+            request_id,
+            tuple(machine for machine, (ranks, _) in machines.items() for _ in range(ranks)),
+            {machine: devices for machine, (_, devices) in machines.items() if devices},
         )
-        for node in ray.nodes()
-        if node["Alive"]
-    }
+
+    async def _part(self, group: Any, bundles: Bundles, index: int, node: RayNode) -> tuple[int, int, tuple[str, ...]]:
+        """Return the machine of a bundle, the number of its ranks, and its devices."""
+        agent = self._agent_on(node)
+        waits: list[Awaitable[Any]] = [shield(agent.joined)]
+        if bundles.resource != "CPU":
+            amount = bundles.amounts[index]
+            needs = {"num_gpus": amount} if bundles.resource == "GPU" else {"resources": {bundles.resource: amount}}
+            strategy = PlacementGroupSchedulingStrategy(group, index)
+            waits.append(device_ids.options(scheduling_strategy=strategy, **needs).remote(bundles.resource))
+        try:
+            _, *devices = await wait_for(gather(*waits), _READY_TIMEOUT)
+        except WaitTimeoutError:
+            why = f"the agent on {node.name} has not joined, or Ray has not named devices, in {_READY_TIMEOUT:g} s"
+            if not agent.joined.done():
+                self._lose(agent.machine, why)
+            raise LostPlaceError(why) from None
+        return agent.machine, bundles.ranks[index], tuple(*devices)

@@ -1,38 +1,29 @@
 """The program of the helper process that talks to Ray for the controller, which never imports ray.
 
+In the controller, Ray's connection would be that of the tests that use Ray themselves, and Ray ends the process that is
+connected to a head that is lost.
+
 The helper is what Ray calls a driver: Ray removes its placement groups and actors when it exits. The helper exits when
 its connection to the controller is closed, or when the controller exits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import platform
 import socket
 from importlib import import_module
-from importlib.util import find_spec
 from traceback import format_exc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
-from pytest_accel.features.ray.ray_messages import (
-    Connect,
-    Connected,
-    HelperFailed,
-    ReleasePlace,
-    RequestPlace,
-    StartAgent,
-    StopAgent,
-    ToHelper,
-)
-from pytest_accel.messages.struct_messages import decode, encode
-from pytest_accel.messages.unix_sockets import Connection
-
-if TYPE_CHECKING:
-    from pytest_accel.features.ray.ray_places import Places
+from pytest_accel.features.ray.ray_messages import Connected, HelperFailed, ToHelper
+from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.pool.starter import PlaceError
 
 _REACH_TIMEOUT = 5.0
 """Seconds in which the cluster's address must accept a connection; Ray would try for minutes."""
@@ -43,102 +34,78 @@ _SETTINGS = {
 }
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve the controller, the process `parent`, over the connection with this `descriptor`."""
+def main(descriptor: int, parent: int, address: str) -> None:
+    """Serve the controller, the process `parent`, over the connection with this `descriptor`.
+
+    `address` is that of the cluster: ``HOST:PORT``, or ``auto`` for that of this machine.
+    """
     prctl.die_with_parent(parent)
     log.start_here("Ray client")
-    with Connection(descriptor) as connection:
-        request: Connect = decode(connection.recv_bytes(), Connect)
+    asyncio.run(_serve(socket.socket(fileno=descriptor), address))
+
+
+async def _serve(connection: socket.socket, address: str) -> None:
+    """Handle messages until the controller closes the connection."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    def send(message: object) -> None:
+        writer.write(frame(encode(message)))
+
+    def fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the helper because of an error in a task: the next read raises it."""
+        if not context.keys() & {"task", "future"}:  # With these, asyncio names a failure that nobody waits for.
+            reader.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    asyncio.get_running_loop().set_exception_handler(fail)
+    try:
+        step("connects to the Ray cluster: %s", address)
+        ray = _connect(address)
+        from pytest_accel.features.ray.ray_places import Places
+
+        can_scale = _can_scale(ray)
+        places = Places(send, can_scale=can_scale)
+        send(Connected(tuple(places.nodes.values()), can_scale))
+        step("is connected; the cluster has %d machines", len(places.nodes))
         try:
-            step("connects to the Ray cluster: %s", request.address)
-            ray = _connect(request)
-            _serve(connection, ray)
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                places.handle(decode(await reader.readexactly(length), ToHelper))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            step("ends: the controller has closed the connection")
+            await places.close()
             ray.shutdown()
-        except _Unreachable as error:
-            step("ends: %s", error)
-            connection.send_bytes(encode(HelperFailed(str(error))))
-        except Exception:
-            reason = f"the process that talks to Ray has ended with an error:\n{format_exc()}"
-            connection.send_bytes(encode(HelperFailed(reason)))
+    except PlaceError as error:
+        step("ends: %s", error)
+        send(HelperFailed(str(error)))
+    except Exception:
+        send(HelperFailed(f"the process that talks to Ray has ended with an error:\n{format_exc()}"))
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
-class _Unreachable(Exception):
-    """The cluster cannot be reached; the message says why."""
-
-
-def _connect(request: Connect) -> Any:
-    """Return the module ray, connected to the cluster."""
-    if find_spec("ray") is None:
-        raise _Unreachable("ray is not installed: pip install 'pytest-accel[ray]'")
-    if request.address != "auto":
-        _ensure_reachable(request.address)
+def _connect(address: str) -> Any:
+    """Return the module ray, connected to the cluster; raise PlaceError if it cannot be reached."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _REACH_TIMEOUT).close()
+        except OSError as error:
+            raise PlaceError(f"no Ray cluster at {address}: {error}") from error
     os.environ.update(_SETTINGS)
     ray = import_module("ray")
+    where = "of this machine" if address == "auto" else f"at {address}"
     try:
-        ray.init(
-            address=request.address,
-            namespace=request.namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level="ERROR",
-        )
-    except ConnectionError as error:
-        if request.address == "auto":
-            raise _Unreachable(
+        ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+    except Exception as error:  # ConnectionError, RuntimeError and others, as for a mismatch of versions.
+        if address == "auto" and isinstance(error, ConnectionError):
+            raise PlaceError(
                 f"no Ray cluster runs on {platform.node()}; start one (ray start --head), or join one "
                 "(ray start --address=HOST:PORT)"
             ) from error
-        raise _Unreachable(f"the Ray cluster at {request.address} cannot be used: {error}") from error
-    except Exception as error:  # Ray raises RuntimeError and others, as for a mismatch of versions.
-        where = "of this machine" if request.address == "auto" else f"at {request.address}"
         reason = " ".join(str(error).split())  # The message of a version mismatch has seven lines.
-        raise _Unreachable(f"the Ray cluster {where} cannot be used: {reason}") from error
+        raise PlaceError(f"the Ray cluster {where} cannot be used: {reason}") from error
     return ray
-
-
-def _ensure_reachable(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), _REACH_TIMEOUT).close()
-    except OSError as error:
-        raise _Unreachable(f"no Ray cluster at {address}: {error}") from error
-
-
-def _serve(connection: Connection, ray: Any) -> None:
-    """Handle messages until the controller closes the connection."""
-    from pytest_accel.features.ray.ray_places import Places
-
-    def send(message: object) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The next `recv` ends the loop.
-            connection.send_bytes(encode(message))
-
-    places = Places(send, lambda: _can_scale(ray))
-    send(Connected(places.nodes, _can_scale(ray)))
-    step("is connected; the cluster has %d machines", len(places.nodes))
-    while True:
-        while connection.poll(places.poll_interval):
-            try:
-                data = connection.recv_bytes()
-            except (EOFError, ConnectionResetError):
-                step("ends: the controller has closed the connection")
-                places.close()
-                return
-            _handle(decode(data, ToHelper), places)
-        places.poll()
-
-
-def _handle(message: ToHelper, places: Places) -> None:
-    match message:
-        case RequestPlace(request_id, demand):
-            places.request(request_id, demand)
-        case ReleasePlace(request_id):
-            places.release(request_id)
-        case StartAgent(number, invitation):
-            step("starts the agent of machine %d", number)
-            places.start_agent(number, invitation)
-        case StopAgent(number):
-            step("stops the agent of machine %d", number)
-            places.stop_agent(number)
 
 
 def _can_scale(ray: Any) -> bool:

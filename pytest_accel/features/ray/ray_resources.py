@@ -1,15 +1,14 @@
 """The devices and the resources of a Ray cluster.
 
 A world is described in Ray's terms: resource names, amounts, bundles of a placement group. For its plans, a session has
-the devices of the cluster in the form of a `Machine`: Ray knows their number on each machine, and their model.
+the devices of the cluster in the form of a `Machine`: Ray knows their number on each node, and their model.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -58,41 +57,8 @@ class RayNode:
 
 
 @dataclass(frozen=True, slots=True)
-class RayDemand:
-    """The resources that a world needs, before it is decided how its ranks are distributed."""
-
-    resource: str
-    ranks: int
-    per_rank: int
-    """Devices of each rank; for ranks on the CPU, 1."""
-    nodes: int
-    """Minimum number of nodes."""
-    divisible: bool
-    """True if the ranks may be on more nodes than the minimum."""
-    share: float | None = None
-    """Fraction of each device; None: whole devices."""
-    name: str | None = None
-    """Glob for the name of the devices."""
-    avoided: frozenset[str] = frozenset()
-    """Ids of the nodes that must not be used."""
-
-    def amount(self, ranks: int) -> float:
-        """Return the amount of the resource for `ranks` ranks on one node.
-
-        Ray divides single devices only: an amount above 1 is a whole number. Ranks that share devices get one device
-        as long as their shares fit on it.
-        """
-        if self.share is None:
-            return ranks * self.per_rank
-        if self.per_rank == 1 and ranks * self.share <= 1:
-            return math.ceil(round(ranks * self.share * _STEPS, 6)) / _STEPS
-        ranks_per_device = max(1, math.floor(round(1 / self.share, 6)))
-        return self.per_rank * math.ceil(ranks / ranks_per_device)
-
-
-@dataclass(frozen=True, slots=True)
 class Bundles:
-    """The bundles of a placement group, each on a node of its own. Worlds with equal bundles can use the same place."""
+    """The bundles of a placement group for a world, each on a node of its own."""
 
     resource: str
     ranks: tuple[int, ...]
@@ -106,110 +72,99 @@ class Bundles:
 
     @property
     def text(self) -> str:
-        """The bundles in words: ``4 GPU on one node``, ``2 GPU on each of 3 nodes``."""
+        """The bundles in words: ``4 GPU on 1 node``, ``2 + 1 GPU (H100) on 2 nodes``."""
+        amounts = " + ".join(f"{amount:g}" for amount in self.amounts)
         model = f" ({' or '.join(self.models)})" if self.models else ""
-        amounts = [f"{amount:g}" for amount in self.amounts]
-        if len(amounts) == 1:
-            return f"{amounts[0]} {self.resource}{model} on one node"
-        if len(set(amounts)) == 1:
-            return f"{amounts[0]} {self.resource}{model} on each of {len(amounts)} nodes"
-        return f"{' and '.join(amounts)} {self.resource}{model} on {len(amounts)} nodes"
+        return f"{amounts} {self.resource}{model} on {count_text(len(self.amounts), 'node')}"
 
-    def usable(self, nodes: Iterable[RayNode]) -> list[RayNode]:
-        """Return the `nodes` that may be used, have the resource and an allowed model, the largest first."""
-        found = [
-            node
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that nodes must have, as Ray's selectors."""
+        labels = {TYPE_LABEL: f"in({','.join(self.models)})"} if self.models else {}
+        if self.avoided:
+            labels[NODE_LABEL] = f"!in({','.join(sorted(self.avoided))})"
+        return labels
+
+    def shortage(self, nodes: Iterable[RayNode]) -> str | None:
+        """Return why `nodes`, if nothing else used them, cannot hold the bundles; None if they can."""
+        usable = [
+            (node.resources[self.resource], node.name)
             for node in nodes
             if node.id not in self.avoided
             and node.resources.get(self.resource)
             and (not self.models or node.labels.get(TYPE_LABEL) in self.models)
         ]
-        return sorted(found, key=lambda node: -node.resources[self.resource])
-
-    def fits(self, nodes: Iterable[RayNode]) -> bool:
-        """Return whether `nodes`, if nothing else used them, can hold the bundles."""
-        sizes = [node.resources[self.resource] for node in self.usable(nodes)]
+        largest = sorted(usable, reverse=True)[: len(self.amounts)]
         amounts = sorted(self.amounts, reverse=True)
-        return len(sizes) >= len(amounts) and all(amount <= size for amount, size in zip(amounts, sizes, strict=False))
-
-    def shortage(self, nodes: Sequence[RayNode]) -> str:
-        """Return why `nodes` cannot hold the bundles, which do not fit."""
-        usable = self.usable(nodes)
-        if not usable:
-            node = "other node" if self.avoided else "node"
-            there = f"no {node} of the Ray cluster has {self.resource}" + (" of that model" if self.models else "")
-        elif usable[0].resources[self.resource] < max(self.amounts):
-            size = usable[0].resources[self.resource]
-            there = f"the largest node of the Ray cluster ({usable[0].name}) has {size:g}"
-        else:
-            large = sum(node.resources[self.resource] >= min(self.amounts) for node in usable)
-            there = f"the Ray cluster has {large} such {'node' if large == 1 else 'nodes'}"
-        return f"needs {self.text}; {there}"
+        if len(largest) == len(amounts) and all(
+            size >= amount for amount, (size, _) in zip(amounts, largest, strict=False)
+        ):
+            return None
+        there = ", ".join(f"{name} with {size:g}" for size, name in largest) or "none"
+        return f"needs {self.text}; the largest {'others' if self.avoided else 'nodes'} of the Ray cluster: {there}"
 
 
-def demand_of(key: WorldKey) -> RayDemand:
-    """Return the demand of a world of `key`; raise PlaceError if Ray does not assign devices of its kind."""
-    if key.need is None:
-        return RayDemand("CPU", key.ranks, 1, key.machines, divisible=key.grouped)
-    if key.kind not in RESOURCES:
-        raise PlaceError(f"Ray does not assign devices of kind {key.kind!r}; it assigns {', '.join(RESOURCES)}")
-    # Ray divides only GPUs, and does not know their memory, so a share in bytes takes the whole device. Ranks that
-    # cannot use one device together (`sets` is 1) need a device each, whatever their share.
-    resource = RESOURCES[key.kind]
-    shared = key.need.share is not None and (key.need.sets > 1 or key.need.count == 1) and resource == "GPU"
-    return RayDemand(
-        resource,
-        key.ranks,
-        key.devices_per_rank,
-        key.machines,
-        divisible=key.grouped,
-        share=key.need.share.fraction if key.need.share is not None and shared else None,
-        name=key.need.name,
-    )
+def choose_bundles(
+    key: WorldKey, nodes: Sequence[RayNode], models: Iterable[str] = (), avoided: Collection[str] = ()
+) -> Bundles:
+    """Return the bundles for a world of `key` on a cluster with `nodes`, of which those in `avoided` must not be used.
 
-
-def choose_bundles(demand: RayDemand, nodes: Sequence[RayNode], models: Iterable[str] = ()) -> Bundles:
-    """Return the bundles for `demand` on a cluster with `nodes`.
-
-    There are as few bundles as possible: more than `demand.nodes` only if no node is large enough. If no number of
-    bundles fits, `demand.nodes` bundles are returned. `models` has the values of `TYPE_LABEL` that Ray knows, since an
-    autoscaler may add nodes with them.
+    There are as few bundles as possible: more than `key.machines` only if no node is large enough. If no number of
+    bundles fits, `key.machines` bundles are returned. `models` has the values of `TYPE_LABEL` that Ray knows, since an
+    autoscaler may add nodes with them. Raise PlaceError if Ray does not assign devices of the kind.
     """
-    allowed = _models(demand, nodes, models)
-    most = min(demand.ranks, len(nodes)) if demand.divisible else demand.nodes
-    for count in range(demand.nodes, most + 1):
-        bundles = _divide(demand, count, allowed)
-        if bundles.fits(nodes):
-            return bundles
-    return _divide(demand, demand.nodes, allowed)
+    if key.need is not None and key.kind not in RESOURCES:
+        raise PlaceError(f"Ray does not assign devices of kind {key.kind!r}; it assigns {', '.join(RESOURCES)}")
+    resource = "CPU" if key.need is None else RESOURCES[key.kind]
+    allowed = _models(key, resource, nodes, models)
+
+    def divide(count: int) -> Bundles:
+        """Return `count` bundles, with the ranks distributed as `Layout.seats` does."""
+        each, rest = divmod(key.ranks, count)
+        ranks = tuple(each + (number < rest) for number in range(count))
+        amounts = tuple(_amount(key, resource, one) for one in ranks)
+        return Bundles(resource, ranks, amounts, allowed, frozenset(avoided))
+
+    most = min(key.ranks, len(nodes)) if key.grouped else key.machines
+    found = map(divide, range(key.machines, most + 1))
+    return next((bundles for bundles in found if bundles.shortage(nodes) is None), divide(key.machines))
 
 
-def _divide(demand: RayDemand, count: int, models: tuple[str, ...]) -> Bundles:
-    """Return `count` bundles, with the ranks distributed as `Layout.seats` does."""
-    each, rest = divmod(demand.ranks, count)
-    ranks = tuple(each + (number < rest) for number in range(count))
-    return Bundles(demand.resource, ranks, tuple(map(demand.amount, ranks)), models, demand.avoided)
+def _amount(key: WorldKey, resource: str, ranks: int) -> float:
+    """Return the amount of the resource for `ranks` ranks on one node.
+
+    Ray divides only GPUs, and only single ones: an amount above 1 is a whole number. Ranks that share devices get one
+    device as long as their shares fit on it. Ray does not know the memory of devices, so a share in bytes takes the
+    whole device. Ranks that cannot use one device together (`sets` is 1) need a device each, whatever their share.
+    """
+    if key.need is None:
+        return ranks
+    share = key.need.share.fraction if key.need.share is not None else None
+    if share is None or resource != "GPU" or (key.need.sets == 1 and key.need.count > 1):
+        return ranks * key.devices_per_rank
+    if key.devices_per_rank == 1 and ranks * share <= 1:
+        return math.ceil(round(ranks * share * _STEPS, 6)) / _STEPS
+    return key.devices_per_rank * math.ceil(ranks / max(1, math.floor(round(1 / share, 6))))
 
 
-def _models(demand: RayDemand, nodes: Iterable[RayNode], models: Iterable[str]) -> tuple[str, ...]:
+def _models(key: WorldKey, resource: str, nodes: Iterable[RayNode], models: Iterable[str]) -> tuple[str, ...]:
     """Return the models that match the requested name; empty (no restriction) if this cannot be decided.
 
     The requested name is a glob for the full name of a device, such as ``*H100*`` for ``NVIDIA H100 80GB HBM3``. Ray's
     model is only a part of the full name (``H100``). There is no restriction if no name is requested, a node does not
     state its model, or no model matches: the lease of the devices compares the full names.
     """
-    if demand.name is None:
+    stated = [node.labels.get(TYPE_LABEL) for node in nodes if node.resources.get(resource)]
+    if key.need is None or key.need.name is None or None in stated:
         return ()
-    known = set(models)
-    for node in nodes:
-        if node.resources.get(demand.resource):
-            if TYPE_LABEL not in node.labels:
-                return ()
-            known.add(node.labels[TYPE_LABEL])
-    pattern = demand.name.casefold()
+    pattern = key.need.name.casefold()
     words = set(re.split(r"[^a-z0-9]+", pattern))
     return tuple(
-        sorted(model for model in known if model.casefold() in words or fnmatchcase(model.casefold(), pattern))
+        sorted(
+            model
+            for model in {*models, *filter(None, stated)}
+            if model.casefold() in words or fnmatchcase(model.casefold(), pattern)
+        )
     )
 
 
@@ -224,7 +179,7 @@ class RayMachine(Machine):
         """`own` is this machine. `can_scale` is True if the cluster may add nodes that tests need."""
         super().__init__(spec, resources=own.resources)
         self.is_cluster = True
-        self.nodes = tuple(nodes)
+        self._nodes = tuple(nodes)
         self._own = own
         self._can_scale = can_scale
         self.session = self._inventory(spec)
@@ -240,10 +195,10 @@ class RayMachine(Machine):
         if key.need is not None and key.kind == "none":
             return shortfall(key.need, self.session)
         try:
-            bundles = choose_bundles(demand_of(key), self.nodes)
+            bundles = choose_bundles(key, self._nodes)
         except PlaceError as error:
             return str(error)
-        return None if self._can_scale or bundles.fits(self.nodes) else bundles.shortage(self.nodes)
+        return None if self._can_scale else bundles.shortage(self._nodes)
 
     def _inventory(self, spec: KindSpec) -> Inventory:
         """Return the devices of the kind of `spec`; with ``auto``, of the first that torch can use."""
@@ -254,7 +209,7 @@ class RayMachine(Machine):
         notes: list[str] = []
         for kind in kinds():
             resource = RESOURCES.get(kind, "")
-            if not any(node.resources.get(resource) for node in self.nodes) or not self.vendor(kind).hardware:
+            if not any(node.resources.get(resource) for node in self._nodes) or not self.vendor(kind).hardware:
                 continue
             if (lacking := self.vendor(kind).lacking()) is None:
                 return self._devices(kind)
@@ -265,18 +220,12 @@ class RayMachine(Machine):
         return Inventory("none", notes=(none, *notes))
 
     def _devices(self, kind: str) -> Inventory:
-        names = Counter(node.name for node in self.nodes)
         devices = tuple(
-            Device(
-                kind,
-                f"{node.name if names[node.name] == 1 else node.address}/{number}",
-                number,
-                node.labels.get(TYPE_LABEL, kind),
-            )
-            for node in self.nodes
+            Device(kind, f"{node.id}/{number}", number, node.labels.get(TYPE_LABEL, kind))
+            for node in self._nodes
             for number in range(int(node.resources.get(RESOURCES.get(kind, ""), 0)))
         )
-        where = f"on {count_text(len(self.nodes), 'node')} of a Ray cluster"
+        where = f"on {count_text(len(self._nodes), 'node')} of a Ray cluster"
         if self._can_scale:
             where += ", whose autoscaler may add some"
         return Inventory(kind, devices, present=len(devices), visible=len(devices), notes=(where,))

@@ -9,21 +9,21 @@ import re
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
-from pytest_accel.features.launchers import agent_link, tcp_rendezvous
-from pytest_accel.features.launchers.agent_link import AgentLink
-from pytest_accel.features.launchers.agent_messages import Hello, KillServer
+from pytest_accel.features.launchers import machine_link, rendezvous
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.launched_session import find_difference
-from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous, read_rendezvous
+from pytest_accel.features.launchers.rendezvous import Address, RendezvousError, find_address, gather, rendezvous_path
 from pytest_accel.messages import worker_input
+from pytest_accel.messages.struct_messages import encode
+from pytest_accel.messages.unix_sockets import Connection
 from tests.deadline import eventually
 from tests.peers import read_all
 
@@ -162,32 +162,24 @@ def hello(rank: int, **other: object) -> Hello:
     return Hello(rank, os.getpid(), **values)  # type: ignore[arg-type]
 
 
-def test_masks_must_be_equal_on_one_machine_only() -> None:
-    here, there = hello(0, masks={"A": "0,1"}), {"machine": "there", "masks": {"A": "2,3"}}
-    assert find_difference("torchrun", [here, hello(1, **there)]) is None
-    difference = find_difference("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
-    assert difference is not None
-    assert "visible devices: rank 0 has A=0,1, rank 1 has A=2" in difference
-
-
-def test_equal_processes_have_no_difference() -> None:
-    assert find_difference("torchrun", [hello(0), hello(1), hello(2)]) is None
-
-
 @pytest.mark.parametrize(
     ("other", "what"),
     [
+        ({}, None),
         ({"args": ("-v", "-x")}, "arguments: rank 0 has -v, rank 2 has -v -x"),
         ({"args": ()}, "arguments: rank 0 has -v, rank 2 has none"),
         ({"directory": "/there"}, "working directory: rank 0 has /here, rank 2 has /there"),
         ({"rootdir": "/there"}, "root directory: rank 0 has /here, rank 2 has /there"),
-        ({"masks": {"A": "1"}}, "visible devices: rank 0 has no mask, rank 2 has A=1"),
+        ({"masks": {}}, "visible devices: rank 0 has A=0,1, rank 2 has no mask"),
+        ({"masks": {"A": "2,3"}, "machine": "there"}, None),
+        ({"masks": {"A": "2"}, "machine": "there"}, "visible devices: rank 0 has A=0,1, rank 2 has A=2"),
     ],
 )
-def test_a_difference_between_processes_names_both_values(other: dict[str, object], what: str) -> None:
-    difference = find_difference("torchrun", [hello(0), hello(1), hello(2, **other)])
-    assert difference is not None
-    assert what in difference
+def test_a_difference_between_processes_names_both_values(other: dict[str, object], what: str | None) -> None:
+    """Machines may have different devices, but must have the same number."""
+    same: dict[str, object] = {"masks": {"A": "0,1"}}
+    difference = find_difference("torchrun", [hello(0, **same), hello(1, **same), hello(2, **{**same, **other})])
+    assert difference is None if what is None else what in str(difference)
 
 
 def world(rank: int) -> LauncherEnv:
@@ -195,46 +187,78 @@ def world(rank: int) -> LauncherEnv:
     return LauncherEnv("torchrun", rank, 3, rank, 3, ("a", "b"))
 
 
+LINKS: list[machine_link.AgentLink] = []
+"""The links of a test."""
+
+
 @pytest.fixture(autouse=True)
-def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set the lock folder, from which the path of the rendezvous is made."""
-    folder = tmp_path_factory.mktemp("l")
-    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(folder))
-    return folder
+def surroundings_of_a_rendezvous(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Set the lock folder, from which the path of the rendezvous is made, and close the links."""
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path_factory.mktemp("l")))
+    yield
+    while LINKS:
+        LINKS.pop().close()
+
+
+def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
+    raise FileNotFoundError
+
+
+def join_as(
+    found: dict[int, Connection | str], own: Hello, where: Address | None = None, launcher: str = "torchrun"
+) -> threading.Thread:
+    """Join as a rank, in a new thread that stores the connection or the error in `found`; return the thread."""
+
+    def run() -> None:
+        try:
+            driver = rendezvous.join(LauncherEnv(launcher, own.rank, 3, own.rank, 3, ("a", "b")), own, where, 30)
+        except RendezvousError as error:
+            found[own.rank] = str(error)
+            return
+        if not isinstance(driver, Connection):
+            LINKS.append(driver)
+        found[own.rank] = made = driver if isinstance(driver, Connection) else driver.start(no_target)
+        made.send_bytes(encode(own))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
 
 
 def test_processes_may_join_in_any_order() -> None:
     # A killed process may have left its socket behind.
     Path(rendezvous_path(world(0))).touch()
-    found: dict[str, Connection] = {}
-    early = threading.Thread(target=lambda: found.update(early=join(world(2), hello(2), 30)))
-    early.start()
-    late = threading.Thread(target=lambda: found.update(late=join(world(1), hello(1), 30)))
-    late.start()
+    found: dict[int, Connection | str] = {}
+    threads = [join_as(found, hello(2)), join_as(found, hello(1))]
 
-    met = gather(world(0), [1, 2], 30)
+    met, link = gather(world(0), hello(0), None, 30)
 
-    early.join()
-    late.join()
-    assert [peer.rank for peer, _ in met] == [1, 2]
-    met[1][1].send("for rank 2")
-    assert found["early"].recv() == "for rank 2"
-    for connection in (*found.values(), *(connection for _, connection in met)):
-        connection.close()
+    for thread in threads:
+        thread.join()
+    assert list(met) == [1, 2]
+    assert link is None
+    met[2][1].send("for rank 2")
+    connection = found[2]
+    assert isinstance(connection, Connection)
+    assert connection.recv() == "for rank 2"
     assert not os.path.exists(rendezvous_path(world(0)))
 
 
 def test_missing_processes_are_named() -> None:
-    thread = threading.Thread(target=lambda: join(world(2), hello(2), 30).close())
-    thread.start()
+    found: dict[int, Connection | str] = {}
+    thread = join_as(found, hello(2))
 
     text = "torchrun has started 3 processes, and rank 1 did not connect within 3 s"
     with pytest.raises(RendezvousError, match=text):
-        gather(world(0), [1, 2], 3)
+        gather(world(0), hello(0), None, 3)
 
     thread.join()
-    with pytest.raises(RendezvousError, match=r"rank 1 did not reach rank 0 within 0 s"):
-        join(world(1), hello(1), 0)
+    with pytest.raises(
+        RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: no process listens there"
+    ):
+        rendezvous.join(world(1), hello(1), None, 0)
 
 
 def test_the_rendezvous_of_several_machines_is_read_from_the_environment(
@@ -243,16 +267,18 @@ def test_the_rendezvous_of_several_machines_is_read_from_the_environment(
     monkeypatch.setenv("HOME", str(tmp_path))
     process = LauncherEnv("mpirun", 0, 4, 0, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
-    found = read_rendezvous(exported, process)
-    assert (found.address, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
-    assert found == read_rendezvous(exported, process._replace(rank=3, local_rank=1))
-    assert found.job != read_rendezvous(exported, process._replace(job=("b",))).job
+    found = find_address(exported, process)
+    assert found is not None
+    assert (found.host, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
+    assert found == find_address(exported, process._replace(rank=3, local_rank=1))
+    assert found == replace(found, job=("mpirun", "4", "node-0", "29511", "a"))
     agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert read_rendezvous(agents, process).key == "pytest-accel/2"
-    assert read_rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, process).secret == b""
+    assert find_address(agents, process) == replace(found, key="pytest-accel/2")
+    unsaid = {**agents, "PYTEST_ACCEL_SECRET": ""}
+    assert find_address(unsaid, process) == replace(found, key="pytest-accel/2", secret=b"")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
-            read_rendezvous({**exported, name: ""}, process)
+            find_address({**exported, name: ""}, process)
 
 
 def test_the_secret_is_exported_or_in_a_file_that_only_its_user_can_read(
@@ -262,7 +288,7 @@ def test_the_secret_is_exported_or_in_a_file_that_only_its_user_can_read(
     process = LauncherEnv("srun", 3, 4, 1, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
     with pytest.raises(RendezvousError) as missing:
-        read_rendezvous(exported, process)
+        find_address(exported, process)
     said = str(missing.value)
     assert "rank 3 on" in said
     assert "Export PYTEST_ACCEL_SECRET" in said
@@ -270,96 +296,83 @@ def test_the_secret_is_exported_or_in_a_file_that_only_its_user_can_read(
     (command,) = re.findall(r"\(umask 077.*secret\)", said)
     subprocess.run(command, shell=True, check=True)
     path = tmp_path / ".pytest-accel-secret"
-    assert read_rendezvous(exported, process).secret == path.read_bytes().strip()
-    assert read_rendezvous({**exported, "PYTEST_ACCEL_SECRET": SECRET}, process).secret == SECRET.encode()
+    for given, secret in (("", path.read_bytes().strip()), (SECRET, SECRET.encode())):
+        found = find_address({**exported, "PYTEST_ACCEL_SECRET": given}, process)
+        assert found is not None
+        assert found.secret == secret
 
     path.chmod(0o640)
     with pytest.raises(RendezvousError, match=r"rank 3 on .*open to other users \(mode 0640\): chmod 600"):
-        read_rendezvous(exported, process)
+        find_address(exported, process)
     path.chmod(0o600)
     path.write_text("guess me\n")
     with pytest.raises(RendezvousError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
-        read_rendezvous(exported, process)
+        find_address(exported, process)
     if os.geteuid() == 0:
         os.chown(path, OTHER_USER, OTHER_USER)
         with pytest.raises(RendezvousError, match=rf"belongs to user {OTHER_USER}, and not to user 0"):
-            read_rendezvous(exported, process)
+            find_address(exported, process)
     path.unlink()
     path.mkdir()
     with pytest.raises(RendezvousError, match=r"is not a regular file"):
-        read_rendezvous(exported, process)
+        find_address(exported, process)
 
 
 @pytest.fixture
-def rendezvous() -> Rendezvous:
-    """Provide a rendezvous at a free port of this machine."""
+def address() -> Address:
+    """Provide a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        return Rendezvous("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
+        return Address("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
 
-def join_as(
-    found: dict[int, AgentLink | RendezvousError | None], where: Rendezvous, own: Hello, launcher: str = "mpirun"
-) -> threading.Thread:
-    """Join as a rank, in a new thread that stores the result in `found`; return the thread."""
-    process = LauncherEnv(launcher, own.rank, 3, 0, 2, ("a",))
-
-    def run() -> None:
-        try:
-            found[own.rank] = tcp_rendezvous.join(process, where, own, 30)
-        except RendezvousError as error:
-            found[own.rank] = error
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-def test_remote_processes_are_accepted_and_strangers_are_rejected(rendezvous: Rendezvous) -> None:
+def test_remote_processes_are_accepted_and_strangers_are_rejected(address: Address) -> None:
     """Strangers send nothing, a part of a greeting, or another protocol."""
-    found: dict[int, AgentLink | RendezvousError | None] = {}
-    process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
+    found: dict[int, Connection | str] = {}
     there = hello(1, machine="there", host="there", args=("-k", "\udcff"))
+    near = hello(2, machine="here")
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
 
         def join_after_strangers() -> None:
             for number in range(200):
-                stranger = strangers.enter_context(connect_to(rendezvous))
+                stranger = strangers.enter_context(connect_to(address))
                 with contextlib.suppress(OSError):
                     stranger.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(48))[: number % 70])
             for said in (b"", b"GET / HTTP/1.1\r\n" * 9):
-                other = strangers.enter_context(connect_to(rendezvous))
+                other = strangers.enter_context(connect_to(address))
                 other.sendall(said)
                 # The connection is closed. The greeting of zmq says nothing about the job.
                 assert len(read_all(other)) <= len(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE") + 48
-            threads.extend([join_as(found, rendezvous, there), join_as(found, rendezvous, hello(2, machine="here"))])
+            threads.extend([join_as(found, there, address), join_as(found, near, address)])
 
         joining = threading.Thread(target=join_after_strangers)
         joining.start()
-        link = tcp_rendezvous.listen(process, rendezvous)
-        remote, near = tcp_rendezvous.gather(process, link, hello(0, machine="here"), 60)
+        met, link = gather(world(0), hello(0, machine="here"), address, 60)
         joining.join()
         for thread in threads:
             thread.join()
 
-    assert [agent.hello for agent in remote] == [there]
-    assert (near, found[2]) == ([2], None)
-    assert isinstance(found[1], AgentLink)
-    assert (remote[0].address, remote[0].own_address) == ("127.0.0.1", "127.0.0.1")
-    remote[0].send(KillServer(71))
+    assert [hello for hello, _ in met.values()] == [there, near]
+    assert link is not None
+    met[1][1].send("for rank 1")
+    connection = found[1]
+    assert isinstance(connection, Connection)
+    assert connection.recv() == "for rank 1"
     link.close()
-    received: list[object] = []
-    assert found[1].run(received.append) is None
-    assert received == [KillServer(71)]
-    found[1].close()
+    with pytest.raises(EOFError):
+        connection.recv()
+    met[2][1].send("for rank 2")  # It has connected on this machine, and needs no link.
+    near_connection = found[2]
+    assert isinstance(near_connection, Connection)
+    assert near_connection.recv() == "for rank 2"
 
 
-def connect_to(where: Rendezvous) -> socket.socket:
+def connect_to(where: Address) -> socket.socket:
     """Wait until a process listens at `where`, and return a connection to it."""
 
     def look() -> socket.socket | None:
         with contextlib.suppress(OSError):
-            return socket.create_connection((where.address, where.port), 30)
+            return socket.create_connection((where.host, where.port), 30)
         return None
 
     made = eventually("somebody to listen", look)
@@ -367,70 +380,44 @@ def connect_to(where: Rendezvous) -> socket.socket:
     return made
 
 
+@pytest.mark.parametrize("theirs", ["the secret of somebody else", ""])
 def test_different_secrets_are_reported_at_both_ends(
-    rendezvous: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    address: Address, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, theirs: str
 ) -> None:
-    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
-    found: dict[int, AgentLink | RendezvousError | None] = {}
-    own = hello(1, machine="there", host="remote-node")
-    thread = join_as(found, replace(rendezvous, secret=b"the secret of somebody else"), own)
-    process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
-    link = tcp_rendezvous.listen(process, rendezvous)
-    with pytest.raises(RendezvousError) as raised:
-        tcp_rendezvous.gather(process, link, hello(0, machine="here"), 4)
-    thread.join()
-    link.close()
+    """Without a secret, the other end has that in the store of torchrun's agents alone."""
+    stored: queue.Queue[str] = queue.Queue()
 
-    port, names = rendezvous.port, "PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret"
-    assert f"listens for rank 0 at 127.0.0.1, port {port}, has another secret ({names}) than rank 1 on remote-node" in (
-        str(found[1])
-    )
+    def ask_store(where: Address, value: str, timeout: float) -> str:
+        if value:
+            stored.put(value)
+        return value or stored.get()
+
+    monkeypatch.setattr(rendezvous, "_ask_store", ask_store)
+    monkeypatch.setattr(rendezvous, "_REFUSED_TIMEOUT", 0.0)
+    where = address if theirs else replace(address, key="pytest-accel/0")
+    found: dict[int, Connection | str] = {}
+    own = hello(1, machine="there", host="remote-node")
+    thread = join_as(found, own, replace(where, secret=theirs.encode()))
+    with pytest.raises(RendezvousError) as raised:
+        gather(world(0), hello(0, machine="here"), where, 4)
+    thread.join()
+
+    names = "PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret"
+    assert f"has another secret ({names}) than rank 1 on remote-node" in str(found[1])
     wrong = f"a process has called that has another secret ({names}), or belongs to another job"
-    assert "rank 1 did not connect within 4 s" in str(raised.value)
+    assert "ranks 1-2 did not connect within 4 s" in str(raised.value)
     assert wrong in str(raised.value)
     said = capsys.readouterr().err
     assert said.count(f"accel: {wrong}; rank 0 is still waiting") == 1
     assert not any("somebody else" in text or SECRET in text for text in (said, str(found[1]), str(raised.value)))
 
 
-@pytest.mark.parametrize("theirs", [SECRET, ""])
-def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
-    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, theirs: str
-) -> None:
-    store_values: queue.Queue[str] = queue.Queue()
-
-    def ask_store(where: Rendezvous, value: str, timeout: float) -> str:
-        if value:
-            store_values.put(value)
-        return value or store_values.get()
-
-    monkeypatch.setattr(tcp_rendezvous, "_ask_store", ask_store)
-    monkeypatch.setattr(tcp_rendezvous, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
-    process = LauncherEnv("torchrun", 0, 2, 0, 1, ("a",))
-    where = replace(rendezvous, key="pytest-accel/0")
-    found: dict[int, AgentLink | RendezvousError | None] = {}
-    thread = join_as(found, replace(where, secret=theirs.encode()), hello(1, machine="there"), "torchrun")
-    link = tcp_rendezvous.listen(process, where)
-    if theirs == SECRET:
-        tcp_rendezvous.gather(process, link, hello(0, machine="here"), 30)
-        thread.join()
-        assert isinstance(found[1], AgentLink)
-        found[1].close()
-    else:
-        with pytest.raises(RendezvousError, match=r"a process has called that has another secret"):
-            tcp_rendezvous.gather(process, link, hello(0, machine="here"), 4)
-        thread.join()
-        assert "has another secret" in str(found[1])
-    link.close()
-
-
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_rendezvous, "find_spec", lambda name: None)
+    monkeypatch.setattr(rendezvous, "find_spec", lambda name: None)
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     said = r"srun has started 4 processes on several machines, and pyzmq.* pip install 'pytest-accel\[cluster\]'"
     with pytest.raises(RendezvousError, match=said):
-        read_rendezvous(exported, LauncherEnv("srun", 3, 4, 1, 2, ("a",)))
+        find_address(exported, LauncherEnv("srun", 3, 4, 1, 2, ("a",)))
 
 
 def test_a_process_that_a_test_starts_in_a_rank_is_no_xdist_worker(monkeypatch: pytest.MonkeyPatch) -> None:

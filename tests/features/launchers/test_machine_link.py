@@ -1,8 +1,7 @@
-"""Tests of the connections between the driver and the agents of other machines, with an agent in a thread."""
+"""Tests of the connections between the driver and the agents of other machines."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -10,73 +9,54 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pytest_accel.core import prctl
 from pytest_accel.core.paths import agent_path, socket_path
-from pytest_accel.features.launchers import agent_link
-from pytest_accel.features.launchers.agent_link import AgentLink
-from pytest_accel.features.launchers.agent_messages import Hello, KillServer, StartServer
-from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
+from pytest_accel.features.launchers.agent_messages import StartServer
+from pytest_accel.features.launchers.machine_link import DriverLink, Target, call
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import RankTarget, call_agent
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import LENGTH
+from pytest_accel.messages.unix_sockets import Connection
+from tests.deadline import eventually
 from tests.peers import read_all
 
 KEY = b"a key that no other process has."
-HELLO = Hello(1, 71, ("-k", "\udcff"), "/", "/", {})
 
 
 class Ends:
-    """The driver, and an agent whose ranks listen in `there`."""
+    """The ends of the driver, and of an agent whose ranks listen in `there`."""
 
     def __init__(self, here: Path, there: Path) -> None:
         self.there = there
-        self.spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
         self.path = agent_path(str(here), 1)
-        self.messages: list[object] = []
-        """The messages that the agent has got, except for the first."""
-        self.server: socket.socket | None = None
-        """The fork server's end of its connection to the driver."""
-        self.started, self.received, self.lost = threading.Event(), threading.Event(), threading.Event()
-        self.driver = DriverLink(KEY, 0, print)
-        self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
-        agent = self.driver.joined.get(timeout=30)
-        assert agent is not None
-        self.agent: RemoteAgent = agent
-        agent.meet(remote=True)
-        agent.start(print, lambda why: self.lost.set())
+        self.servers: list[socket.socket] = []
+        """The fork servers' ends of their connections to the driver."""
+        ours, answered = unix_sockets.pair()
+        self.of_driver = Connection(ours.detach())
+        self.driver = DriverLink(KEY, 0, lambda: answered, print)
+        self.link = call("127.0.0.1", self.driver.port, KEY)
+        assert abs(self.link.clock) < 1
+        self.of_agent = self.link.start(self._open)
+        self.of_agent.send_bytes(b"greeting")
+        assert self.of_driver.recv_bytes() == b"greeting"
         self.pool, end = socket.socketpair()
-        with end:
-            agent.start_server(StartServer(0, self.spec, {}), end)
-        assert self.started.wait(30)
+        spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
+        self.driver.start_server(self.link.name, StartServer(spec, {}), end, unix_sockets.listen(self.path, 8))
+        eventually("the server to start", lambda: bool(self.servers))
 
-    def _serve(self) -> None:
-        link = agent_link.call(["127.0.0.1"], self.driver.port, KEY, HELLO, 30, "rank 0")
-        assert link is not None
-        assert abs(link.clock) < 1
-        self.why = link.run(lambda message: self._handle(link, message))
-        link.close()
-
-    def _handle(self, link: AgentLink, message: object) -> None:
-        if isinstance(message, StartServer):
-            assert os.path.exists(message.token)
-            self.server = link.connect_server(str(self.there))
-            self.started.set()
-        else:
-            self.messages.append(message)
-            self.received.set()
-
-    def close(self) -> None:
-        self.driver.close()
-        self.thread.join()
-        assert self.why is None
-        self.pool.close()
-        assert self.server is not None
-        self.server.close()
+    def _open(self, target: Target) -> tuple[socket.socket, int | None]:
+        if isinstance(target, RankTarget):
+            rank = unix_sockets.connect(socket_path(str(self.there), target.world, target.rank))
+            return rank, prctl.end_of(target.pid)
+        ours, end = socket.socketpair()
+        self.servers.append(end)
+        return ours, None
 
 
 @pytest.fixture
@@ -84,10 +64,15 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     (tmp_path / "there").mkdir()
     made = Ends(tmp_path, tmp_path / "there")
     yield made
-    made.close()
+    made.driver.close()
+    with pytest.raises(EOFError):
+        made.of_agent.recv_bytes()
+    made.link.close()
+    for end in (made.pool, *made.servers):
+        end.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def rank(ends: Ends, number: int, pid: int | None = None) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Yield a driver's connection to a rank on the agent's machine, and the rank's end of it."""
     target = RankTarget(1, number, os.getpid() if pid is None else pid)
@@ -99,7 +84,7 @@ def rank(ends: Ends, number: int, pid: int | None = None) -> Iterator[tuple[sock
         yield here, there
 
 
-def test_messages_and_streams_keep_their_order(ends: Ends) -> None:
+def test_streams_keep_their_order(ends: Ends) -> None:
     data = os.urandom(5_000_000)  # More than all buffers together hold.
 
     def send() -> None:
@@ -107,14 +92,10 @@ def test_messages_and_streams_keep_their_order(ends: Ends) -> None:
         ends.pool.shutdown(socket.SHUT_WR)
 
     sender = threading.Thread(target=send)
-    for number in range(3):
-        ends.agent.send(KillServer(number))
     sender.start()
-    assert ends.server is not None
-    assert read_all(ends.server) == data
+    assert read_all(ends.servers[0]) == data
     sender.join()
     assert read_all(ends.pool) == b""
-    assert ends.messages == [KillServer(number) for number in range(3)]
 
 
 def test_a_slow_reader_does_not_delay_other_streams(ends: Ends) -> None:
@@ -123,8 +104,8 @@ def test_a_slow_reader_does_not_delay_other_streams(ends: Ends) -> None:
         fast.sendall(b"at once")
         reader.settimeout(30)
         assert reader.recv(64) == b"at once"
-        ends.agent.send(KillServer(0))
-        assert ends.received.wait(30)
+        ends.of_driver.send_bytes(b"a message")
+        assert ends.of_agent.recv_bytes() == b"a message"
 
 
 def test_calls_are_routed_to_their_targets(ends: Ends) -> None:
@@ -151,28 +132,14 @@ def test_a_stream_ends_with_its_process_although_another_holds_the_socket(ends: 
         assert read_all(here) == b"last word"
 
 
-@pytest.mark.parametrize("gone", ["agent", "driver"])
-def test_an_end_is_noticed_at_the_other_end(tmp_path: Path, gone: str) -> None:
-    """Also if a test has forked the driver's process, and the child lives on."""
-    driver = DriverLink(KEY, 0, print)
-    found: list[AgentLink | None] = []
-    joining = threading.Thread(
-        target=lambda: found.append(agent_link.call(["127.0.0.1"], driver.port, KEY, HELLO, 30, "rank 0"))
-    )
-    joining.start()
-    agent = driver.joined.get(timeout=30)
-    assert agent is not None
-    agent.meet(remote=True)
-    joining.join()
-    (link,) = found
-    assert link is not None
-    lost = threading.Event()
-    agent.start(print, lambda why: lost.set())
-    if gone == "agent":
-        link.close()
-        assert lost.wait(30)
-        driver.close()
-        return
+def test_the_end_of_the_agent_is_noticed(ends: Ends) -> None:
+    ends.link.close()
+    with pytest.raises(EOFError):
+        ends.of_driver.recv_bytes()
+    assert read_all(ends.pool) == b""
+
+
+def test_the_end_of_the_driver_is_noticed_although_a_test_has_forked_its_process(ends: Ends) -> None:
     until, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Newer Pythons warn of forks of processes that have threads.
@@ -181,9 +148,9 @@ def test_an_end_is_noticed_at_the_other_end(tmp_path: Path, gone: str) -> None:
         os.close(write)
         os.read(until, 1)
         os._exit(0)
-    driver.close()
-    assert link.run(print) is None
-    link.close()
+    ends.driver.close()
+    with pytest.raises(EOFError):
+        ends.of_agent.recv_bytes()
     os.close(write)
     os.close(until)
     assert os.waitpid(child, 0)[1] == 0

@@ -410,7 +410,8 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 
     assert session.finish().ret == 128 + signal.SIGKILL
     agent = steps_of(log, "process 1 of srun")
-    assert agent[-2:] == ["far-node the connection to the driver has ended", "far-node ends"]
+    assert "far-node the connection to the driver has ended" in agent
+    assert agent[-1] == "far-node ends"
     assert steps_of(log, "fork server 1")[-2:] == [
         "far-node the driver has closed the connection",
         "far-node ends with status 0",
@@ -472,7 +473,7 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             assert os.environ["SIM_VISIBLE_DEVICES"] == "sim-0"
             # Its machine's lock, which no other machine sees.
             held = (LOCKS / "pytest-accel-sim-0.lock").read_text()
-            assert str(os.getpid()) in held
+            assert "test_one_each" in held
             assert len(set(gather(held))) == 2
 
 

@@ -6,30 +6,27 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.cluster import Place
-from pytest_accel.features.launchers.machines_starter import MachinesStarter
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from pytest_accel.features.ray.cluster_starter import ClusterStarter
+from pytest_accel.features.ray.ray_messages import (
+    HelperFailed,
+    PlaceAnswer,
+    PlaceFailed,
+    PlaceReserved,
+    PlaceWaits,
+    ReleasePlace,
+    RequestPlace,
+)
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import PlaceError, StarterReports
+from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
 
 CROWDED = "all nodes are in use"
 """The reason that the cluster gives while a request waits."""
-
-
-@dataclass(eq=False)
-class _Request:
-    id: int
-    key: WorldKey
-    on_place: Callable[[Place], None]
-    on_wait: Callable[[str], None]
-    avoided: Collection[int]
 
 
 @dataclass(eq=False)
@@ -43,56 +40,47 @@ class _Free:
 class TableCluster:
     """A fake cluster that serves requests in the order of their arrival. Each node has room for four ranks."""
 
-    def __init__(self, free: Mapping[int, list[str]]) -> None:
-        """Start the thread that runs callbacks; `free` has the devices of each node."""
-        self.released: list[int] = []
-        """The ids of the requests whose places were released."""
-        self.granted: list[Place] = []
+    def __init__(self, machines: ClusterMachines, free: Mapping[int, list[str]]) -> None:
+        """`free` has the devices of each node."""
+        self.machines = machines
+        self.on_answer: Callable[[PlaceAnswer | HelperFailed], None] = lambda answer: None
+        self.placed: dict[int, PlaceReserved] = {}
+        """The places that have not been released, by the id of the request."""
+        self.granted = 0
+        """The number of places that were granted."""
         self._free = {node: _Free(list(devices)) for node, devices in free.items()}
         self._lock = threading.RLock()
-        self._waiting: list[_Request] = []
-        self._last_id = 0
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name="table-cluster")
-        self._thread.start()
+        self._waiting: list[RequestPlace] = []
 
-    def place(
-        self,
-        key: WorldKey,
-        on_place: Callable[[Place], None],
-        on_wait: Callable[[str], None],
-        on_failure: Callable[[PlaceError], None],
-        avoided: Collection[int] = (),
-    ) -> int:
-        with self._lock:
-            self._last_id += 1
-            if key.ranks > 99:
-                self._calls.put(partial(on_failure, PlaceError(f"no node has room for {key.ranks} ranks")))
-                return self._last_id
-            if avoided and self._free.keys() <= set(avoided):
-                self._calls.put(partial(on_failure, PlaceError("there is no other node")))
-                return self._last_id
-            self._waiting.append(_Request(self._last_id, key, on_place, on_wait, avoided))
-            self._serve()
-            if any(request.id == self._last_id for request in self._waiting):
-                self._calls.put(partial(on_wait, CROWDED))
-            return self._last_id
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
+        return ClusterStarter(spec, here, reports, self)
 
-    def cancel(self, request_id: int) -> None:
+    def send(self, message: RequestPlace | ReleasePlace) -> str | None:
         with self._lock:
-            self._waiting = [request for request in self._waiting if request.id != request_id]
-            self._serve()
+            if isinstance(message, ReleasePlace):
+                self._release(message.request_id)
+            elif message.key.ranks > 99:
+                self.on_answer(PlaceFailed(message.request_id, f"no node has room for {message.key.ranks} ranks"))
+            elif message.avoided and self._free.keys() <= set(message.avoided):
+                self.on_answer(PlaceFailed(message.request_id, "there is no other node"))
+            else:
+                self._waiting.append(message)
+                self._serve()
+                if message in self._waiting:
+                    self.on_answer(PlaceWaits(message.request_id, CROWDED))
+        return None
 
-    def release(self, place: Place) -> None:
-        with self._lock:
-            self.released.append(place.request_id)
+    def _release(self, request_id: int) -> None:
+        self._waiting = [request for request in self._waiting if request.request_id != request_id]
+        place = self.placed.pop(request_id, None)
+        if place is not None:
             for node in place.machines:
                 if node in self._free:
                     self._free[node].ranks += 1
             for node, devices in place.devices.items():
                 if node in self._free:
                     self._free[node].devices = sorted({*self._free[node].devices, *devices})
-            self._serve()
+        self._serve()
 
     def add(self, node: int, devices: list[str]) -> None:
         """Add the node `node` with `devices`."""
@@ -105,26 +93,14 @@ class TableCluster:
         with self._lock:
             self._free.pop(node, None)
 
-    def settle(self) -> None:
-        """Wait until all callbacks that are queued have run."""
-        self._calls.join()
-
-    def close(self) -> None:
-        self._calls.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            self._calls.task_done()
-
     def _serve(self) -> None:
         while self._waiting and (place := self._find(self._waiting[0])) is not None:
-            request = self._waiting.pop(0)
-            self.granted.append(place)
-            self._calls.put(partial(request.on_place, place))
+            self._waiting.pop(0)
+            self.placed[place.request_id] = place
+            self.granted += 1
+            self.on_answer(place)
 
-    def _find(self, request: _Request) -> Place | None:
+    def _find(self, request: RequestPlace) -> PlaceReserved | None:
         key = request.key
         ranks_per_node = -(-key.ranks // key.machines)
         per_rank = 0 if key.need is None else key.devices_per_rank
@@ -144,17 +120,7 @@ class TableCluster:
             self._free[node].ranks -= 1
         for node, taken in devices.items():
             del self._free[node].devices[: len(taken)]
-        return Place(request.id, tuple(nodes), devices)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The nodes of a session, as the place of its ranks."""
-
-    machines: ClusterMachines
-
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
-        return MachinesStarter(spec, here, self.machines, reports)
+        return PlaceReserved(request.request_id, tuple(nodes), devices)
 
 
 @dataclass(eq=False)
@@ -162,18 +128,24 @@ class Agents:
     """The nodes of a session, each with an agent in a separate process."""
 
     settings: Settings
+    rootdir: str = ""
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    joined: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
+    """The numbers of the agents that have joined."""
+    lost: queue.SimpleQueue[tuple[int, str]] = field(default_factory=queue.SimpleQueue)
+    """The numbers of the agents that were lost, or might not join, and why."""
 
     def __post_init__(self) -> None:
-        self.nodes = ClusterMachines(self.settings, "")
+        self.on_lost: Callable[[int, str], None] = lambda *lost: self.lost.put(lost)
+        self.nodes = ClusterMachines(
+            self.settings, self.rootdir, self.joined.put, lambda number, why: self.on_lost(number, why)
+        )
 
     def start(self) -> int:
         """Start the agent of the next node, wait until it has joined, and return its number."""
         number = len(self.nodes.layout.machines)
         self.processes[number] = start_agent(self.nodes.expect(number, f"node-{number}", "127.0.0.1").line())
-        joined: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.nodes.when_joined(number, lambda: joined.put(""), joined.put)
-        assert joined.get(timeout=60) == ""
+        assert self.joined.get(timeout=60) == number
         return number
 
     def close(self) -> dict[int, int]:

@@ -2,66 +2,61 @@
 
 from __future__ import annotations
 
-import queue
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launchers import agent_link
-from pytest_accel.features.launchers.agent_link import AgentLink
-from pytest_accel.features.launchers.agent_messages import Hello, Invitation, read_invitation
-from pytest_accel.features.launchers.suite_code import suite_code
-from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from pytest_accel.features.launchers import machine_link
+from pytest_accel.features.launchers.job_secret import WrongSecret
+from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
+from pytest_accel.features.ray.suite_code import suite_code
+from pytest_accel.messages.struct_messages import encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 from tests.features.ray.table_cluster import Agents
 
 
-def test_an_invitation_is_read_from_its_line() -> None:
-    invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff", "/suite")
-    assert read_invitation(invitation.line()) == invitation
-    for invalid in (b"", b"{}", b'{"machine": "3", "addresses": [], "port": 1, "key": ""}'):
-        with pytest.raises(ValueError, match="got an invalid invitation: "):
-            read_invitation(invalid)
+def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
+    raise FileNotFoundError
 
 
-def greet(invitation: Invitation) -> AgentLink | None:
-    """Join as the agent of the invitation's machine; return its connection, or None if the controller does not want it.
-
-    Raise WrongSecret if the agent has another key.
-    """
-    hello = Hello(invitation.machine, 1, (), "/", "", {}, "there", "", suite_code(""))
-    key = bytes.fromhex(invitation.key)
-    return agent_link.call(["127.0.0.1"], invitation.port, key, hello, 60, "the controller")
+def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
+    """Call as the agent of the invitation's machine; return its connection. Raise WrongSecret if it has another key."""
+    link = machine_link.call("127.0.0.1", invitation.port, bytes.fromhex(invitation.key))
+    connection = link.start(no_target)
+    connection.send_bytes(encode(NodeHello(invitation.machine, "there", suite_code(""), (), link.name)))
+    return link, connection
 
 
-def test_only_expected_agents_with_the_key_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
-    nodes = ClusterMachines(Settings(), "")
-    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    nodes.on_lost = lambda number, why: lost.put((number, why))
+def test_only_expected_agents_with_the_key_are_admitted() -> None:
+    agents = Agents(Settings())
+    nodes = agents.nodes
     invitation = nodes.expect(1, "node-1", "127.0.0.1")
-    with pytest.raises(agent_link.WrongSecret):
+    with pytest.raises(WrongSecret):
         greet(replace(invitation, key="00" * 32))
-    for stranger in (2, 0):
-        assert greet(replace(invitation, machine=stranger)) is None
 
-    joined: queue.SimpleQueue[str] = queue.SimpleQueue()
-    nodes.when_joined(1, lambda: joined.put(""), joined.put)
-    link = greet(invitation)
-    assert link is not None
-    assert joined.get(timeout=60) == ""
-    assert greet(invitation) is None  # An invitation is valid once.
+    def is_refused(other: Invitation) -> bool:
+        refused, connection = greet(other)
+        with pytest.raises(EOFError):
+            connection.recv_bytes()
+        refused.close()
+        return True
+
+    assert all(is_refused(replace(invitation, machine=stranger)) for stranger in (2, 0))
+    link, _ = greet(invitation)
+    assert agents.joined.get(timeout=60) == 1
+    assert is_refused(invitation)  # An invitation is valid once.
     link.close()
-    assert lost.get(timeout=60) == (1, "its agent has ended")
+    assert agents.lost.get(timeout=60) == (1, "its agent has ended")
     nodes.close()
 
 
 def test_an_agent_ends_with_its_starter() -> None:
     agents = Agents(Settings())
-    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    agents.nodes.on_lost = lambda number, why: lost.put((number, why))
     first, second = agents.start(), agents.start()
     assert agents.nodes.layout.machines[second].address
     status = Path(f"/proc/{agents.processes[second].pid}/status")
@@ -71,8 +66,8 @@ def test_an_agent_ends_with_its_starter() -> None:
     stdin = agents.processes[first].stdin
     assert stdin is not None
     stdin.close()
-    assert lost.get(timeout=60) == (first, "its agent has ended")
+    assert agents.lost.get(timeout=60) == (first, "its agent has ended")
     assert agents.close() == {first: 1, second: 0}
-    assert lost.empty()
+    assert agents.lost.empty()
     # The number of a lost node stays in use.
     assert [node.name for node in agents.nodes.layout.machines[1:]] == ["node-1", "node-2"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import queue
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launchers.suite_code import SuiteCode, difference, suite_code
-from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
+from pytest_accel.features.ray.cluster_machines import additions
+from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.settings.options import Settings
-from tests.features.ray.table_cluster import start_agent
+from tests.features.ray.table_cluster import Agents, start_agent
 
-HERE = SuiteCode({"a.py": "1", "b.py": "2"}, {"Python": "3.11.7", "torch": "2.13.0"})
+VERSIONS = {"Python": "3.11.7", "torch": "2.13.0"}
+HERE = {**VERSIONS, "a.py": "1", "b.py": "2"}
 
 
 def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path: Path) -> None:
@@ -24,24 +24,27 @@ def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path:
     (tmp_path / "env" / "pyvenv.cfg").touch()
     os.mkfifo(tmp_path / "pipe.py")
     found = suite_code(str(tmp_path))
-    assert sorted(found.files) == ["pkg/b.py", "test_a.py"]
-    assert {"Python", "pytest", "pytest-accel"} <= found.versions.keys()
+    assert sorted(name for name in found if name.endswith(".py")) == ["pkg/b.py", "test_a.py"]
+    assert {"Python", "pytest", "pytest-accel"} <= found.keys()
     assert difference(found, suite_code(str(tmp_path))) is None
     (tmp_path / "test_a.py").write_text("changed = True\n")
-    assert difference(found, suite_code(str(tmp_path))) == "other files: test_a.py"
+    assert difference(found, suite_code(str(tmp_path))) == "it has other code: test_a.py"
 
 
 @pytest.mark.parametrize(
     ("there", "text"),
     [
-        (replace(HERE, files={}), "it has no Python files there; the suite must have the same path on all machines"),
-        (replace(HERE, files={"a.py": "1"}), "other files: b.py"),
-        (replace(HERE, files=dict.fromkeys("abcde", "9")), "other files: a, a.py, b and 4 more"),
-        (replace(HERE, versions={"Python": "3.11.7"}), "other versions: torch is missing (here 2.13.0)"),
-        (replace(HERE, versions={"Python": "3.11.7", "torch": "2.14.0"}), "other versions: torch 2.14.0 (here 2.13.0)"),
+        (VERSIONS, "it has no Python files there; the suite must have the same path on all machines"),
+        ({**VERSIONS, "a.py": "1"}, "it has other code: b.py"),
+        (
+            {**VERSIONS, **dict.fromkeys(("a.py", "b.py", "c.py", "d.py"), "9")},
+            "it has other code: a.py, b.py, c.py and 1 more",
+        ),
+        ({**HERE, "torch": "2.14.0"}, "it has other code: torch 2.14.0 (here 2.13.0)"),
+        ({"Python": "3.11.7", "a.py": "2"}, "it has other code: torch is missing (here 2.13.0), a.py, b.py"),
     ],
 )
-def test_difference_names_files_and_versions(there: SuiteCode, text: str) -> None:
+def test_difference_names_files_and_versions(there: dict[str, str], text: str) -> None:
     assert difference(HERE, there) == text
 
 
@@ -50,14 +53,12 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     for folder, text in ((own, "1"), (other, "2")):
         folder.mkdir()
         (folder / "test_it.py").write_text(text)
-    nodes = ClusterMachines(Settings(), str(own))
-    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    invitation = nodes.expect(1, "far", "127.0.0.1")
-    nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
+    agents = Agents(Settings(), str(own))
+    invitation = agents.nodes.expect(1, "far", "127.0.0.1")
     agent = start_agent(replace(invitation, rootdir=str(other)).line())
-    assert answers.get(timeout=60).endswith(f"cannot run the tests in {own}: other files: test_it.py")
+    assert agents.lost.get(timeout=60)[1].endswith(f"cannot run the tests in {own}: it has other code: test_it.py")
     assert agent.wait(60) == 1
-    nodes.close()
+    agents.close()
     assert agent.stdin is not None
     agent.stdin.close()
 
