@@ -29,9 +29,9 @@ from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
-from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
+from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
 from pytest_accel.rank.runner import TestRunner
@@ -161,7 +161,7 @@ class RankPlugin:
             return True
         self.served = True
         while not self.retired:
-            driver = DriverConnection(self._listener)
+            driver = LinkToDriver(self._listener)
             driver.send(Ready())
             self._serve(session, driver)
         return True
@@ -179,7 +179,7 @@ class RankPlugin:
         """Wait for a driver, and send it the reason why this rank cannot run tests."""
         self.served = True
         with suppress(OSError):
-            driver = DriverConnection(self._listener)
+            driver = LinkToDriver(self._listener)
             text = "\n".join([problem.text, *self._collector.errors])
             driver.send(CannotRun(text, problem.headline))
 
@@ -210,7 +210,7 @@ class RankPlugin:
             assert self._store_port is not None
             process_group.prepare(context, self._store_port)
 
-    def _serve(self, session: pytest.Session, driver: DriverConnection) -> None:
+    def _serve(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Run tests until this driver returns the world, by closing its connection, or the pool retires the rank."""
         while True:
             try:
