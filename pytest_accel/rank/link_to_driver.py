@@ -1,4 +1,4 @@
-"""A rank's end of the link to a driver: receives requests, and sends reports; `driver/link_to_rank.py` is the other end."""
+"""A rank's end of the link to a driver: gets requests, and sends reports. The other end: `driver/link_to_rank.py`."""
 
 from __future__ import annotations
 
