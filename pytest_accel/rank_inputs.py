@@ -13,7 +13,7 @@ from pytest_accel.messages.worker_input import WorkerInput
 
 
 class RankInputs:
-    """Numbers the ranks of a session. Owned by the session's pool, in the controller, and called with its lock held.
+    """Numbers the ranks of a session. Owned by the pool of the session, and called in its thread.
 
     A rank gets the lowest number that no living process of the session has. Under xdist, new numbers are taken from
     xdist's own counter, which also numbers the workers that replace crashed ones. A number that a rank has had belongs

@@ -62,8 +62,8 @@ class SessionPool:
         self._coverage: coverage_data.DriverCoverage | None = None
         left = session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
-        if early is not None and not early.is_of_this_user:
-            early = None
+        if early is not None and not os.access(early.directory, os.W_OK):
+            early = None  # A conftest has given up root's rights.
         directory = session_folder.create() if early is None else early.directory
         spec = _session_spec(config, settings, own_machine, directory)
         if spec.logs is not None:
@@ -89,11 +89,12 @@ class SessionPool:
             spec,
             own_machine.slots,
             workers=RankInputs(config),
+            show=show,
             record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
             starters=starters,
             on_cluster=cluster is not None,
         )
-        self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
+        self.pool.summary.left_before += [f"{process} could not be killed" for process in left]
 
     def close(self, *, gracefully: bool) -> None:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""

@@ -20,13 +20,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
-
-if TYPE_CHECKING:
-    from pytest_accel.core.kill import Survivor
 
 _PREFIX = "accel-"
 _LOCK = "session.lock"
@@ -144,14 +140,14 @@ def _surroundings() -> list[str | int] | None:
         return None
 
 
-def remove_dead() -> list[Survivor]:
+def remove_dead() -> list[str]:
     """Kill what dead sessions of this user have left running, and remove their folders.
 
     Return the processes that live on although they were killed. What is not proved to belong to such a session is left
     alone. If none is dead, this lists the temporary folder only.
     """
     deadline = monotonic() + _TIMEOUT
-    survivors: list[Survivor] = []
+    survivors: list[str] = []
     for parent in dict.fromkeys((tempfile.gettempdir(), TEMPORARY)):
         with suppress(OSError):
             ensure_safe(parent)  # Nobody else can replace a folder while it is being removed.
@@ -162,7 +158,7 @@ def remove_dead() -> list[Survivor]:
     return survivors
 
 
-def _remove_if_dead(path: str, deadline: float) -> tuple[Survivor, ...]:
+def _remove_if_dead(path: str, deadline: float) -> tuple[str, ...]:
     """Remove the folder `path`, and what its session has left, if it belongs to a dead session. May raise OSError.
 
     Wait for the exit of killed processes until `deadline` (`clock.monotonic`) at most, and return those that live on.
@@ -188,7 +184,7 @@ def _remove_if_dead(path: str, deadline: float) -> tuple[Survivor, ...]:
         os.close(descriptor)
 
 
-def _remove_session(directory: str, deadline: float) -> tuple[Survivor, ...]:
+def _remove_session(directory: str, deadline: float) -> tuple[str, ...]:
     """Kill what a dead session has left running, and remove its folder, unless a process lives on at `deadline`.
 
     Return the processes that live on.

@@ -420,7 +420,7 @@ class World:
         if kill_reason is None and self._busy and not all(rank.done for rank in self._ranks):
             kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
         retire = self.condition.retire or (kill_reason is not None and ended)
-        self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
+        self._pool_client.give_back(self.number, kill_reason, frozenset(self._reported_ends), retire)
 
     @property
     def alive(self) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.device import Device
-from pytest_accel.core.kill import Survivor
 from pytest_accel.core.truncation import LAST_OUTPUT
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
@@ -58,19 +55,10 @@ class PoolSummary:
         """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
         if end == exited(FAILED_BY_HOOK):
             self._add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
-            return
-        deadline = world.retire_deadline
-        if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
+        elif end != exited(-signal.SIGKILL) or world.kill_at is None or monotonic() < world.kill_at:
             self._add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
-            return
-        self._add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
-
-    def add_left(self, processes: Iterable[Survivor], devices: Sequence[Device] = ()) -> None:
-        """Report `processes`, which could not be killed, and the `devices` that they may use."""
-        names = ", ".join(dict.fromkeys(device.id for device in devices))
-        locked = f" (its test had {names})" if names else ""
-        for process in processes:
-            self.errors.append(f"{process.about} could not be killed{locked}")
+        else:
+            self._add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.

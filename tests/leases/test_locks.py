@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.leases.holder import Holder, decode
-from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_is_next, who_keeps
+from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, default_folder, file_name, lock_path
 from tests.deadline import eventually
 
@@ -204,9 +204,9 @@ def test_no_two_sessions_wait_for_each_others_wishes(make: Make) -> None:
 
 def test_who_is_next_is_named(folder: Path, make: Make) -> None:
     locks = make()
-    assert who_is_next(folder, "a") is None
+    assert who_holds(folder, "a", "wish") is None
     locks.wish({"a": ME})
-    assert who_is_next(folder, "a") == ME
+    assert who_holds(folder, "a", "wish") == ME
 
 
 # Lock files, and what has their names
@@ -302,11 +302,11 @@ def _closed_file(path: Path) -> None:
 
 
 OTHER_ENTRIES: dict[str, Callable[[Path], object]] = {
-    "a symbolic link": lambda path: path.symlink_to(path.with_name("precious")),
-    "a directory": Path.mkdir,
-    "a socket": _socket,
-    "no regular file": os.mkfifo,
-    "its mode is 0644, and not 0666": _closed_file,
+    "Too many levels of symbolic links": lambda path: path.symlink_to(path.with_name("precious")),
+    "drwxr-xr-x, and not -rw-rw-rw-": Path.mkdir,
+    "No such device or address": _socket,
+    "prw-r--r--, and not -rw-rw-rw-": os.mkfifo,
+    "-rw-r--r--, and not -rw-rw-rw-": _closed_file,
 }
 
 
@@ -526,7 +526,7 @@ def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder
     # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
     path.chmod(0o644)
     os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
-    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (its mode is 0644, and not 0666)"
+    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (-rw-r--r--, and not -rw-rw-rw-)"
     path.chmod(0o600)
     os.chown(path, 0, -1)
-    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (this user may not open it)"
+    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (Permission denied)"

@@ -11,9 +11,6 @@ from typing import Protocol
 
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.device import Device, DeviceNeed
-from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.cluster import Cluster, Place
 from pytest_accel.features.launchers.lease_messages import MachineDemand
@@ -27,7 +24,6 @@ from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, UnfitDevicesError
 from pytest_accel.leases.shared_folder import LockFolderError
-from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
@@ -97,13 +93,11 @@ class _Placing:
     """A request that waits for a place on the cluster."""
 
     demand: WorldDemand
-    placed: Future[Place | MachinesTaken]
+    placed: Future[Place]
     why: str = ""
     """Why it waits; empty: it may get a place at once."""
     request: int = 0
     """The id of the request at the cluster."""
-    unclaimed: Callable[[], None] | None = None
-    """Called if the request is cancelled at the moment at which it gets the place of a warm world."""
 
 
 class MachinesStarter:
@@ -170,8 +164,6 @@ class MachinesStarter:
                 place = await self._place(demand, avoided)
             except PlaceError as error:
                 raise PlaceError("\n".join([*unfit.values(), str(error)])) from error
-            if isinstance(place, MachinesTaken):
-                return place
             try:
                 return await self._lease(demand, place)
             except UnfitDevicesError as error:
@@ -179,8 +171,8 @@ class MachinesStarter:
                     raise PlaceError(str(error)) from error
                 unfit[error.machine] = str(error)
 
-    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> Place | MachinesTaken:
-        """Wait for a place on the cluster, or for a warm world that has one."""
+    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> Place:
+        """Wait for a place on the cluster."""
         cluster = self._cluster
         assert cluster is not None
         placing = _Placing(demand, self._loop.create_future())
@@ -214,11 +206,8 @@ class MachinesStarter:
         except CancelledError:
             cluster.cancel(placing.request)
             # A cancelled future gives a place back that comes later. It may have got one at this moment.
-            if not placing.placed.cancel() and placing.placed.exception() is None:
-                if isinstance(place := placing.placed.result(), Place):
-                    cluster.release(place)
-                elif placing.unclaimed is not None:
-                    placing.unclaimed()
+            if not placing.placed.cancelled() and not placing.placed.cancel() and placing.placed.exception() is None:
+                cluster.release(placing.placed.result())
             raise
         finally:
             self._placing.remove(placing)
@@ -235,10 +224,7 @@ class MachinesStarter:
                     part = _RemotePart(self._machines.remote_leases[machine], self._last_number)
                     await self._take_remote(part, taken, machine, MachineDemand(part.number, demand, need, mask))
                     continue
-                lease = await self._here.leases.take(demand, need=need, mask=mask)
-                if (warm := self.taken_with(lease)) is not None:  # It was passed on.
-                    return warm
-                taken.here = lease
+                taken.here = await self._here.leases.take(demand, need=need, mask=mask)
         except BaseException as error:
             self._return(taken, killed=False)
             if isinstance(error, LockFolderError):
@@ -292,26 +278,23 @@ class MachinesStarter:
         name = self._machines.layout.machines[found[1]].name
         return Waiting(f"{self._here.leases.what(demand)} of the machine {name}", [])
 
-    def pass_on(self, taken: MachinesTaken, unclaimed: Callable[[], None]) -> bool:
+    def hand_on(self, taken: MachinesTaken) -> WorldDemand | None:
         for placing in self._placing if taken.place is not None else ():
             if placing.demand.key == taken.demand.key and not placing.placed.done():
-                taken.demand, placing.unclaimed = placing.demand, unclaimed
-                placing.placed.set_result(taken)
-                if self._cluster is not None:
-                    self._cluster.cancel(placing.request)
-                return True
+                placing.placed.cancel()
+                return placing.demand
             if placing.why:
-                return False
+                return None
         if taken.place is not None or taken.remote or taken.here is None:
-            return False
-        return self._here.leases.pass_on(taken.here, unclaimed)
+            return None
+        return self._here.hand_on(taken.here)
 
-    def describe(self, taken: MachinesTaken, *, test: str | None = None, pids: Sequence[int] = ()) -> None:
+    def describe(self, taken: MachinesTaken, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
         of_machine: dict[int, list[int]] = {}
-        for machine, pid in zip(taken.machines or repeat(0), pids, strict=False):
+        for machine, pid in zip(taken.machines or repeat(0), pids or (), strict=False):
             of_machine.setdefault(machine, []).append(pid)
         if taken.here is not None:
-            self._here.describe(taken.here, test=test, pids=of_machine.get(0, ()))
+            self._here.describe(taken.here, test=test, pids=None if pids is None else of_machine.get(0, ()))
         for machine, part in taken.remote.items():
             if pids:
                 part.source.describe(part.number, of_machine.get(machine, ()))
@@ -378,12 +361,7 @@ class MachinesStarter:
         return await self._servers.stop()
 
     def _server_ended(self, server: int, loss: str | None) -> None:
-        log = tail(server_log_path(self._spec.directory, server))
-        why = f"the fork server ended twice while starting a world\n{log}"
-        end = RankExit(ExitCause.SERVER_ENDED)
-        if loss is not None:
-            why, end = f"a machine of this session is lost: {loss}", RankExit(ExitCause.MACHINE_LOST, about=loss)
-        self._reports.lost_ranks(self, server, end, why, partial(kill_marked, self._spec.directory, server))
+        self._reports.lost_ranks(self, server, loss)
 
 
 def _size(key: WorldKey) -> int:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from asyncio import gather, get_running_loop
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from signal import SIGKILL
 
 from msgspec import structs
 
-from pytest_accel.core.kill import Survivor
 from pytest_accel.forkserver.client import ForkServerClient
+from pytest_accel.forkserver.server_messages import ServerReport, StartFailed, WorldStarted
 from pytest_accel.forkserver.server_process import Spawn
-from pytest_accel.messages.rank_exit import RankExit, exited
+from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.pool.local_starter import report_to
 from pytest_accel.pool.starter import StarterReports
 
 
@@ -42,15 +44,13 @@ class ServerGroup:
         """The running servers, by number."""
         self._starting: dict[int, _Starting] = {}
         """The worlds that have neither started nor been killed, by number."""
-        self._left: dict[tuple[int, int], tuple[Survivor, ...]] = {}
-        """By world and server: the processes that live on although they were killed."""
 
     def run(self, spawns: Mapping[int, Spawn]) -> None:
         """Start those of these servers that do not run. Raise OSError if that is not possible."""
         for number, spawn in spawns.items():
             if number not in self._servers:
-                reports = _ServerReports(self, number)
-                self._servers[number] = ForkServerClient(structs.replace(self._spec, server=number), reports, spawn)
+                spec, report = structs.replace(self._spec, server=number), partial(self._report, number)
+                self._servers[number] = ForkServerClient(spec, spawn, report, self._ended)
 
     @property
     def running(self) -> Collection[int]:
@@ -94,65 +94,30 @@ class ServerGroup:
         here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
         return starting.descriptors() if here else ()
 
-    def started_by(self, server: int, world: int, pids: tuple[int, ...], port: int | None) -> None:
+    def _report(self, server: int, message: ServerReport) -> None:
+        if isinstance(message, WorldStarted):
+            self._started(server, message)
+        else:
+            if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
+                for other in self._servers.values():  # None of the world is started.
+                    other.kill(message.world)
+            report_to(self.reports, message)
+
+    def _started(self, server: int, message: WorldStarted) -> None:
         """Note that a server has forked its ranks of a world; the other servers follow."""
-        starting = self._starting.get(world)
+        starting = self._starting.get(message.world)
         if starting is None:
             return  # The world has been killed meanwhile.
         spec = starting.spec
         mine = (rank for rank in range(spec.ranks) if spec.server_of(rank) == server)
-        starting.pids.update(zip(mine, pids, strict=True))
+        starting.pids.update(zip(mine, message.pids, strict=True))
         for other in sorted(spec.server_numbers.difference(starting.requested) & self._servers.keys()):
             starting.requested.append(other)
-            self._servers[other].start(spec, self._locks(starting, other), port)
+            self._servers[other].start(spec, self._locks(starting, other), message.port)
         if len(starting.pids) == spec.ranks:
-            del self._starting[world]
-            self.reports.started(world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
+            del self._starting[message.world]
+            self.reports.started(message.world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
 
-    def failed_by(self, world: int, why: str) -> None:
-        """Note that a server could not fork its ranks of a world: none of the world is started."""
-        starting = self._starting.pop(world, None)
-        for server in self._servers.values() if starting is not None else ():
-            server.kill(world)
-        self.reports.not_started(world, why)
-
-    def left_by(self, server: int, world: int, processes: tuple[Survivor, ...]) -> None:
-        """Note which processes of a world live on although a server has killed them."""
-        self._left[world, server] = processes
-        left = (one for (number, _), found in self._left.items() if number == world for one in found)
-        self.reports.left(world, tuple(left))
-
-    def ended_by(self, server: int, loss: str | None) -> None:
-        """Note that a server has ended."""
+    def _ended(self, server: int, loss: str | None) -> None:
         self._servers.pop(server, None)
-        self._left = {key: processes for key, processes in self._left.items() if key[1] != server}
         self._on_end(server, loss)
-
-
-@dataclass(frozen=True, slots=True)
-class _ServerReports:
-    """The reports of one server of a group."""
-
-    group: ServerGroup
-    number: int
-
-    def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
-        self.group.started_by(self.number, world, pids, port)
-
-    def not_started(self, world: int, why: str) -> None:
-        self.group.failed_by(world, why)
-
-    def exited(self, world: int, rank: int, end: RankExit) -> None:
-        self.group.reports.exited(world, rank, end)
-
-    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        self.group.left_by(self.number, world, processes)
-
-    def note(self, text: str) -> None:
-        self.group.reports.note(text)
-
-    def broken(self, text: str) -> None:
-        self.group.reports.broken_by(text)
-
-    def ended(self, server: int, loss: str | None) -> None:
-        self.group.ended_by(server, loss)
