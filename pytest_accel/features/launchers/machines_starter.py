@@ -14,6 +14,7 @@ from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.cluster import Cluster, Place
 from pytest_accel.features.launchers.lease_messages import MachineDemand
+from pytest_accel.features.launchers.placement import Layout, Seat
 from pytest_accel.features.launchers.remote_leases import (
     LostMachineError,
     RemoteDevicesError,
@@ -27,7 +28,6 @@ from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.placement import Layout, Seat
 from pytest_accel.pool.starter import LostPlaceError, PlaceError, StarterReports, Waiting
 
 _LOOK_INTERVAL = 1.0

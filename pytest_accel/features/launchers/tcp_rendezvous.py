@@ -33,8 +33,8 @@ from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks, still_waits
+from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
 from pytest_accel.messages.struct_messages import decode, encode
-from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.agent_link import AgentLink

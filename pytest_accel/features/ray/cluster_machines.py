@@ -21,11 +21,11 @@ from pytest_accel.features.launchers.agent_client import AgentClient, Environmen
 from pytest_accel.features.launchers.agent_messages import Hello, Invitation
 from pytest_accel.features.launchers.cluster import Cluster
 from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
+from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.suite_code import difference, suite_code
 from pytest_accel.features.launchers.tcp_rendezvous import own_interfaces
 from pytest_accel.forkserver.server_process import Spawn
-from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
 _LOOPBACK = "127.0.0.1"
