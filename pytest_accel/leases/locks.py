@@ -77,9 +77,6 @@ class SessionLocks:
     def __contains__(self, device: object) -> bool:
         return device in self._devices
 
-    def __len__(self) -> int:
-        return len(self._devices)
-
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._devices))
 

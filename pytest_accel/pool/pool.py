@@ -32,6 +32,7 @@ from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.diagnostics.diagnosis import OutsideError
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import WorldDemand
@@ -42,7 +43,7 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.worker_input import WorkerInput
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_events import device_found, world_starting
+from pytest_accel.pool.pool_events import world_starting
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelRequest,
@@ -311,7 +312,7 @@ class Pool:
             return
         for rank, end in world.exits.items():
             if rank not in noticed:
-                self.summary.add_death(world, rank, end)
+                self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
         world.request = None
         self._note(world, "WorldReturned")
         if world.ended or world.exits or (kill_reason is not None and not retire):
@@ -375,7 +376,7 @@ class Pool:
                     await wait_for(self._changed.wait(), left)
             for world in list(self.worlds.values()):
                 if world.state is WorldState.RETIRING:
-                    self.summary.add_unknown_teardown(world)
+                    self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
                     self._kill(world, _SESSION_ENDS)
             # The fork server, which kills what its ranks have left, may have failed.
             if not await self._starters.stop() or self.broken is not None:
@@ -437,7 +438,7 @@ class Pool:
         if world.state is WorldState.RETIRING and end.status != RETIRED:
             self.summary.add_failed_teardown(world, rank, end)
         elif world.state is WorldState.IDLE:
-            self.summary.add_death(world, rank, end)
+            self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
             self._kill(world, "a rank has ended")
         if world.ended and world.ending:
             self._forget(world)
@@ -463,7 +464,7 @@ class Pool:
         self.left(kill_marked(self.directory, server))
         for world in worlds:
             if world.state is WorldState.RETIRING and self._closing:
-                self.summary.add_unknown_teardown(world)
+                self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
             if world.state not in (WorldState.IN_USE, WorldState.GONE):
                 self._kill(world, why)
@@ -742,7 +743,8 @@ class Pool:
     def _record_device(self, device: Device, machine: int) -> None:
         if (machine, device.id) not in self.devices:
             self.devices.add((machine, device.id))
-            self._record("DeviceFound", **device_found(device, machine))
+            facts = {name: getattr(device, name) for name in ("kind", "index", "name", "memory")}
+            self._record("DeviceFound", device=device.id, machine=machine, **facts)
 
 
 def waiting_text(line: str, seconds: float) -> str:
