@@ -308,7 +308,8 @@ class Leases:
         """Look after what other sessions wait for, as long as this session lives: they send no notices."""
         for number in count():
             await sleep(_LOOK)
-            self._wished = {device for device in self._locked() if self._is_wished(device)}
+            all_locks = self._locks.values()
+            self._wished = {one for locks in all_locks for one in locks if locks.is_wished_elsewhere(one)}
             if number % _LOOKS_PER_CHECK == 0:
                 self._check_locks()
             self._react()
@@ -422,7 +423,7 @@ class Leases:
             return True  # Other parts of it are leased.
         if kind.refuses(device) is not None:
             return False
-        if kind.locks is None or device in kind.locks:
+        if kind.locks is None:
             return True
         if not kind.locks.lock(device):
             return False
@@ -438,13 +439,6 @@ class Leases:
             locks = self._devices[device][1].locks
             if locks is not None and device in locks and self._free[device] == WHOLE:
                 locks.unlock(device)
-
-    def _locked(self) -> list[str]:
-        return [device for locks in self._locks.values() for device in locks]
-
-    def _is_wished(self, device: str) -> bool:
-        locks = self._devices[device][1].locks
-        return locks is not None and locks.is_wished_elsewhere(device)
 
     def _check_locks(self) -> None:
         for locks in self._locks.values():
