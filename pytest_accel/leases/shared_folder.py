@@ -28,7 +28,7 @@ import secrets
 import stat
 from contextlib import suppress
 from functools import lru_cache
-from os import access, close, fchmod, fstat, link, pread, unlink
+from os import access, close, fchmod, fstat, link, lstat, pread, unlink
 from os import open as open_descriptor
 from pathlib import Path
 
@@ -53,7 +53,8 @@ class LockFolderError(Exception):
 class NoLockFileError(OSError):
     """Something has the name of a lock file and is none."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, mode: int) -> None:
+        what = f"its mode is {stat.filemode(mode)}, and not {stat.filemode(stat.S_IFREG | _FOR_ALL)}"
         super().__init__(errno.EINVAL, what, str(path))
         self.about = f"{path}, which is no lock file ({what})"
         """The path, and what is there."""
@@ -152,14 +153,14 @@ def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
         descriptor = open_descriptor(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _NOT_OPENED:
-            raise NoLockFileError(path, error.strerror or "?") from None
+            raise NoLockFileError(path, lstat(path).st_mode) from None
         raise
     mode = fstat(descriptor).st_mode
     # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
     if stat.S_ISREG(mode) and mode & _FOR_ALL == _FOR_ALL:
         return descriptor
     close(descriptor)
-    raise NoLockFileError(path, f"{stat.filemode(mode)}, and not {stat.filemode(stat.S_IFREG | _FOR_ALL)}")
+    raise NoLockFileError(path, mode)
 
 
 def read(descriptor: int) -> bytes:

@@ -302,11 +302,11 @@ def _closed_file(path: Path) -> None:
 
 
 OTHER_ENTRIES: dict[str, Callable[[Path], object]] = {
-    "Too many levels of symbolic links": lambda path: path.symlink_to(path.with_name("precious")),
-    "drwxr-xr-x, and not -rw-rw-rw-": Path.mkdir,
-    "No such device or address": _socket,
-    "prw-r--r--, and not -rw-rw-rw-": os.mkfifo,
-    "-rw-r--r--, and not -rw-rw-rw-": _closed_file,
+    "lrwxrwxrwx": lambda path: path.symlink_to(path.with_name("precious")),
+    "drwxr-xr-x": Path.mkdir,
+    "srwxr-xr-x": _socket,
+    "prw-r--r--": os.mkfifo,
+    "-rw-r--r--": _closed_file,
 }
 
 
@@ -327,9 +327,8 @@ def test_something_else_with_the_name_of_a_lock_file_holds_the_device(
     assert locks.lock("GPU-2")
     assert not locks.is_wished_elsewhere("GPU-2")
     assert wishes(locks, ["GPU-2"]) == ""
-    assert (
-        str(who_holds(folder, "GPU-1")) == str(who_keeps(folder, "GPU-1")) == f"{path}, which is no lock file ({what})"
-    )
+    about = f"{path}, which is no lock file (its mode is {what}, and not -rw-rw-rw-)"
+    assert str(who_holds(folder, "GPU-1")) == str(who_keeps(folder, "GPU-1")) == about
     assert target.exists() != dangling
     assert dangling or target.read_text() == "precious"
     if path.is_dir() and not path.is_symlink():
@@ -526,7 +525,13 @@ def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder
     # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
     path.chmod(0o644)
     os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
-    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (-rw-r--r--, and not -rw-rw-rw-)"
+    assert (
+        as_another_user(REFUSED, str(folder))
+        == f"{path}, which is no lock file (its mode is -rw-r--r--, and not -rw-rw-rw-)"
+    )
     path.chmod(0o600)
     os.chown(path, 0, -1)
-    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (Permission denied)"
+    assert (
+        as_another_user(REFUSED, str(folder))
+        == f"{path}, which is no lock file (its mode is -rw-------, and not -rw-rw-rw-)"
+    )
