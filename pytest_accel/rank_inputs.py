@@ -11,9 +11,6 @@ import pytest
 from pytest_accel.compat.xdist_shims import worker_manager
 from pytest_accel.messages.worker_input import WorkerInput
 
-_NUMBERS_OF_WORKER = 5
-"""xdist replaces crashed workers by four times as many as there are, at most (``--max-worker-restart``)."""
-
 
 class RankInputs:
     """Numbers the ranks of a session. Owned by the pool, in the controller.
@@ -28,7 +25,10 @@ class RankInputs:
         self._run = given or uuid4().hex
         self._free: list[int] = []
         """A heap of the numbers of ranks that have ended."""
-        self._count = _NUMBERS_OF_WORKER * len(getattr(manager, "specs", ()))
+        workers = len(getattr(manager, "specs", ()))
+        # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
+        restarts = getattr(config.option, "maxworkerrestart", None) or 4 * workers
+        self._count = workers + int(restarts)
         """A number that is larger than that of each rank so far."""
 
     def take(self, ranks: int) -> tuple[WorkerInput, ...]:

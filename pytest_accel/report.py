@@ -98,10 +98,8 @@ class ReportHooks:
         if excinfo.errisinstance(KeyboardInterrupt):  # Not for pytest.exit, which calls this hook, too.
             pool = self._session.started_pool
             if pool is not None:
-                from pytest_accel.pool.pool_client import waiting_line
-
                 for waiting in pool.call(pool.cancel_waiting):
-                    self._session.show(waiting_line(waiting))
+                    self._session.show(f"accel: {waiting}")
                 pool.call(pool.record_interrupted)
 
     @pytest.hookimpl(wrapper=True, trylast=True)

@@ -62,8 +62,8 @@ class SessionPool:
         self._coverage: coverage_data.DriverCoverage | None = None
         session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
-        if early is not None and not early.is_of_this_user:
-            early = None
+        if early is not None and not os.access(early.directory, os.W_OK):
+            early = None  # A conftest has given up root's rights.
         directory = session_folder.create() if early is None else early.directory
         spec = _session_spec(config, settings, own_machine, directory)
         if spec.logs is not None:
@@ -89,6 +89,7 @@ class SessionPool:
             spec,
             own_machine.slots,
             workers=RankInputs(config),
+            show=show,
             record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
             starters=starters,
             on_cluster=cluster is not None,

@@ -13,7 +13,7 @@ from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
     from pytest_accel.pool.pool_client import Channel
-    from pytest_accel.pool.pool_service import PoolService
+    from pytest_accel.pool.pool_service import WorkerDriver
 
 
 class XdistHooks:
@@ -57,18 +57,18 @@ class XdistHooks:
 
     def _serve_pool(self, channel: Channel) -> None:
         """Answer a worker's messages. The modules of the pool are imported at the first one."""
-        service: PoolService | None = None
+        driver: WorkerDriver | None = None
 
         def receive(data: bytes | None) -> None:
-            nonlocal service
-            if service is None:
+            nonlocal driver
+            if driver is None:
                 if data is None:  # The worker has ended and had no message.
                     return
-                from pytest_accel.pool.pool_service import serve
+                from pytest_accel.pool.pool_service import WorkerDriver
 
                 pool, show = lambda: self._session.pool, self._session.show
-                service = serve(channel, pool, self._on_usage_error, show)
-            service.receive(data)
+                driver = WorkerDriver(channel, pool, self._on_usage_error, show)
+            driver.receive(data)
 
         channel.setcallback(receive, endmarker=None)
 

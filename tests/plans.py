@@ -6,9 +6,9 @@ import pytest
 
 from pytest_accel.core.marks import Marks
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
+from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
-from pytest_accel.pool.placement import HERE, ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
@@ -21,7 +21,7 @@ def resources(
     count: int = 8,
     settings: Settings = Settings(),  # noqa: B008 - immutable.
     *,
-    layout: Layout = HERE,
+    layout: Layout | None = None,
     remote: Inventory | str = "nobody asks other nodes here",
     launcher_missing: str | None = None,
     hypothetical: bool = False,
@@ -36,7 +36,7 @@ def resources(
         lambda node, kind: remote,
         lambda plan, at_least, resources: pytest.fail("no test here takes all devices"),
         layout,
-        "torchrun" if layout is not HERE else None,
+        None if layout is None else "torchrun",
         hypothetical,
     )
 

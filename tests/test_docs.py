@@ -104,7 +104,7 @@ def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, make_g
         (pytester.path / name).write_text(block, encoding="utf-8")
     assert len(files) == text.count("\ndef test_")
     # On a busy machine, a test may wait long for the ranks of the test before it to exit. The page has no line on that.
-    pytester.makeconftest("from pytest_accel.pool import pool_client\n\npool_client.WAITING_SHOWN_AFTER = 600.0\n")
+    pytester.makeconftest("from pytest_accel.pool import pool\n\npool.WAITING_SHOWN_AFTER = 600.0\n")
 
     commands = re.findall(r"^```console\n\$ pytest ([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(commands) == 6

@@ -48,7 +48,7 @@ RUNS_IN_A_RANK = {
 }
 
 RUNS_BETWEEN_TESTS = (
-    *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/reports"),
+    *("rank/rank_plugin", "rank/link_to_driver", "rank/runner", "rank/reports"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leftovers", "rank/debugger"),
     "rank/rank_output",
     *("rank/pending_work", "rank/point_to_point", "forkserver/rank_process"),
@@ -57,7 +57,7 @@ RUNS_BETWEEN_TESTS = (
 )
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
-    *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
+    *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/link_to_rank"),
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/output_tail"),
     *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/pooled_world"),
     *("pool/local_starter", "pool/summary", "forkserver/client"),

@@ -11,7 +11,6 @@ from multiprocessing import resource_tracker
 from os import getpgid, kill, killpg
 from pathlib import Path
 from signal import SIGKILL
-from typing import NamedTuple
 
 import psutil
 
@@ -60,34 +59,18 @@ def children_of(parent: int) -> frozenset[int]:
     return frozenset()
 
 
-class Survivor(NamedTuple):
-    """A process that lives on although it was to be killed."""
-
-    pid: int
-    created: float
-    """Creation time (``psutil.Process.create_time``)."""
-    about: str
-    """The process in words: ``process 71 (sudo tcpdump; user root, sleeping)``."""
-
-
-def kill_tree(pid: int) -> set[psutil.Process]:
+def kill_tree(pid: int) -> None:
     """Kill a process, whatever it is; of its process group and its descendants, kill those that do not clean up.
 
-    A process cleans up if :func:`cleans_up` says so. Return the killed processes, so that the caller can find out which
-    of them do not exit (:func:`living`). Never raise: the process of another user cannot be killed.
+    A process cleans up if :func:`cleans_up` says so. Never raise: the process of another user cannot be killed.
     """
-    found: set[psutil.Process] = set()
     with suppress(psutil.Error):
-        root = psutil.Process(pid)
-        found.add(root)
-        for process in root.children(recursive=True):
+        for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
                 if not _cleans_up(process) and process.is_running():
-                    found.add(process)
                     _kill(process.pid)
-    found |= kill_group(pid)
+    kill_group(pid)
     _kill(pid)  # Last, so that it does not react to the death of the others. Even if psutil cannot inspect it.
-    return found
 
 
 def _kill(pid: int) -> None:
@@ -117,12 +100,12 @@ def may_be_killed(process: psutil.Process) -> bool:
     return True
 
 
-def survivors(processes: Iterable[psutil.Process]) -> tuple[Survivor, ...]:
-    """Return descriptions of those of `processes` that have not exited."""
+def survivors(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
+    """Describe those of `processes` that have not exited: ``process 71 (sudo tcpdump; user root, sleeping)``."""
     found = []
     for process in sorted(living(processes), key=lambda one: one.pid):
         with suppress(psutil.Error):
-            found.append(Survivor(process.pid, process.create_time(), _describe(process)))
+            found.append(_describe(process))
     return tuple(found)
 
 
@@ -140,7 +123,7 @@ def mark(directory: str, server: int) -> str:
     return f"{directory}/{server}"
 
 
-def kill_marked(directory: str, server: int | None = None) -> tuple[Survivor, ...]:
+def kill_marked(directory: str, server: int | None = None) -> tuple[str, ...]:
     """Kill every process of the session in `directory`, orphans included, but none that :func:`cleans_up`.
 
     Repeat until none is found. Give up after `KILL_TIMEOUT`, and return the processes that live on. With `server`, kill
@@ -164,22 +147,15 @@ def kill_marked(directory: str, server: int | None = None) -> tuple[Survivor, ..
             return survivors(found)
 
 
-def kill_group(pid: int) -> set[psutil.Process]:
-    """Kill the remaining processes of the process group `pid`, except those that clean up (:func:`cleans_up`).
-
-    Return these processes.
-    """
-    found: set[psutil.Process] = set()
+def kill_group(pid: int) -> None:
+    """Kill the remaining processes of the process group `pid`, except those that clean up (:func:`cleans_up`)."""
     looked_at: set[int] = set()
     while new := _members(pid) - looked_at:
         for member in new:
             with suppress(psutil.Error):
-                process = psutil.Process(member)
-                if not _cleans_up(process):
-                    found.add(process)
+                if not _cleans_up(psutil.Process(member)):
                     _kill(member)
         looked_at |= new  # Look again: one of them may have forked before it was killed.
-    return found
 
 
 def _members(group: int) -> set[int]:
@@ -198,23 +174,23 @@ def _members(group: int) -> set[int]:
     return found
 
 
-def kill_descendants() -> None:
+def kill_descendants() -> tuple[str, ...]:
     """Kill all descendants of this process and wait until they have exited, at most `_DESCENDANTS_TIMEOUT` seconds.
 
     Those that clean up (:func:`cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of this
-    process is never killed. Processes of other users, which this one may not kill, are left.
+    process is never killed. Return the processes that live on. Those that this process may not kill are not waited for.
     """
     tracker = resource_tracker_pid()
     began = monotonic()
-    while (waited := monotonic() - began) < _DESCENDANTS_TIMEOUT:
-        descendants = psutil.Process().children(recursive=True)
-        children = [child for child in descendants if child.pid != tracker and may_be_killed(child)]
-        if not children:
-            return
-        overdue = waited >= _CLEANING_TIMEOUT
+    while True:
+        waited = monotonic() - began
+        descendants = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
+        children = list(filter(may_be_killed, descendants))
+        if not children or waited >= _DESCENDANTS_TIMEOUT:
+            return survivors(descendants)
         for child in children:
             with suppress(psutil.Error):
-                if overdue or not _cleans_up(child):
+                if waited >= _CLEANING_TIMEOUT or not _cleans_up(child):
                     child.kill()
         psutil.wait_procs(children, timeout=1)
 

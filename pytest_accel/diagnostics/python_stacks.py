@@ -34,7 +34,7 @@ _HIDDEN = (
     PACKAGE,
 )
 """Path parts of files whose frames say nothing about the test: of pytest, of torch's decorators, of this package."""
-_DRIVER_CONNECTION = os.path.join(PACKAGE, "rank", "driver_connection.py")
+_LINK_TO_DRIVER = os.path.join(PACKAGE, "rank", "link_to_driver.py")
 _FATAL = "Fatal Python error: "
 _DUMP_LINE = re.compile(
     r"$|(?:Current thread|Thread) 0x|  (?:File|Binary file) \"|  (?:<|\.\.\.)|  \(no |Python runtime state|"
@@ -156,7 +156,7 @@ def frames_of_other_threads(stack: str) -> list[list[Frame]]:
 
 def has_finished(frames: Iterable[Frame]) -> bool:
     """Return whether the rank with these `frames` has finished its test: it waits for the next one."""
-    return any(frame.path == _DRIVER_CONNECTION and frame.function == "receive" for frame in frames)
+    return any(frame.path == _LINK_TO_DRIVER and frame.function == "receive" for frame in frames)
 
 
 def relevant(frames: Iterable[Frame]) -> list[Frame]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from socket import send_fds
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.driver.rank_connection import RankConnection
+from pytest_accel.driver.link_to_rank import LinkToRank
 from pytest_accel.messages.unix_sockets import sendall
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
@@ -42,7 +42,7 @@ class DebuggerRelay:
         """Take the terminal from the rank that has it."""
         self._holder = None
 
-    def serve(self, ranks: Sequence[RankConnection], wait: Callable[[], object]) -> bool:
+    def serve(self, ranks: Sequence[LinkToRank], wait: Callable[[], object]) -> bool:
         """Answer one request of `ranks`; return False if there is none.
 
         `wait` handles the next message. It is called until the rank that got the terminal has ended or released it.
@@ -65,7 +65,7 @@ class DebuggerRelay:
         self.ended = monotonic()
         return True
 
-    def _is_lent_to(self, rank: RankConnection) -> bool:
+    def _is_lent_to(self, rank: LinkToRank) -> bool:
         return self._holder == rank.rank and rank.end is None
 
     def _chosen(self, rank: int, method: str) -> int:
@@ -77,7 +77,7 @@ class DebuggerRelay:
         return rank if self._first is None else self._first
 
 
-def _answer(rank: RankConnection, descriptors: tuple[int, ...]) -> bool:
+def _answer(rank: LinkToRank, descriptors: tuple[int, ...]) -> bool:
     """Send `rank` the terminal's `descriptors`, or a refusal if there are none; return False if the rank is gone."""
     with suppress(OSError), rank.call() as connection:
         if descriptors:

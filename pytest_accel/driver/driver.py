@@ -141,7 +141,9 @@ class Driver:
         try:
             world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))
         except BaseException as error:  # Return the world: it would keep its devices and slots.
-            self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
+            self._pool_client.give_back(
+                grant.spec.world, "its driver could not connect to it", frozenset(), retire=False
+            )
             if not isinstance(error, OSError):
                 raise
             # For example, tests have used up this process's file descriptors.

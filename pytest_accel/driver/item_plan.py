@@ -15,7 +15,7 @@ from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.placement import HERE, Layout
+from pytest_accel.pool.elsewhere import Layout
 from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
@@ -54,9 +54,10 @@ class Resources:
     """Returns the devices of a kind on another machine, by its number, or why they cannot be looked up."""
     plan_all: Callable[[Callable[[int], ItemPlan], int, Resources], ItemPlan]
     """Returns the plan of a test that takes all devices; see the moment of this name in `features/__init__.py`."""
-    layout: Layout = HERE
+    layout: Layout | None = None
+    """The processes that a launcher has started; None: there is only this process."""
     launcher: str | None = None
-    """Launcher that has started the processes of `layout`; None: there is only this process."""
+    """The launcher of `layout`."""
     hypothetical: bool = False
     """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
 
@@ -112,7 +113,8 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: i
     kind = need.kind or resources.machine.session_kind or "none"
     need = replace(need, share=need.share or _default_share(kind, resources))
     # Only the servers of this machine are used, because the devices are leased here.
-    servers = resources.layout.machines[0].server_numbers if resources.settings.launcher == "spread" else (0,)
+    layout = resources.layout
+    servers = (0,) if layout is None or resources.settings.launcher != "spread" else layout.servers_here
     return WorldKey(
         kind, need, 1, grouped=False, devices_per_rank=need.count, fresh=fresh, server=servers[turn % len(servers)]
     )
@@ -199,16 +201,20 @@ def _missing(key: WorldKey, resources: Resources) -> str | None:
         if key.launcher is not None and key.need is not None:
             return f"{key.launcher} starts its ranks on this machine, and the session uses the devices of a cluster"
     if key.grouped:
-        shortage = layout.shortage(key.ranks, key.machines, resources.launcher)
+        shortage = None
+        if layout is not None:
+            shortage = layout.shortage(key.ranks, key.machines, resources.launcher)
+        elif key.machines > 1:
+            shortage = f"needs {key.machines} machines; a session without a launcher has 1"
         if shortage is None and key.launcher is not None:
             shortage = _launcher_missing(key.launcher, resources)
         if shortage is not None:
             return shortage
     if key.need is None:
         return None
-    machines = [seat.machine for seat in layout.seats(key.ranks, key.machines)] if key.grouped else [0]
-    if any(machines):
-        return _missing_on_several(key, machines, resources)
+    machines = layout.machines_of(key.ranks, key.machines) if key.grouped and layout is not None else [0]
+    if layout is not None and any(machines):
+        return _missing_on_several(key, machines, layout, resources)
     missing = shortfall(key.need, resources.inventory(key.kind))
     if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1 and key.ranks > 1:
         missing += "; ranks share a device under backend='gloo' only"
@@ -232,7 +238,7 @@ def _launcher_missing(launcher: str, resources: Resources) -> str | None:
     return resources.launcher_missing(launcher)
 
 
-def _missing_on_several(key: WorldKey, machines: Sequence[int], resources: Resources) -> str | None:
+def _missing_on_several(key: WorldKey, machines: Sequence[int], layout: Layout, resources: Resources) -> str | None:
     """Return why the devices of several machines do not suffice for `key`; `machines` has the machine of each rank."""
     if 0 not in machines:
         return f"needs {key.ranks} ranks with devices; rank 0's machine has too few ranks to be among theirs"
@@ -242,5 +248,5 @@ def _missing_on_several(key: WorldKey, machines: Sequence[int], resources: Resou
             return inventory
         missing = shortfall(need, inventory)
         if missing is not None:
-            return f"{missing} (on {resources.layout.machines[machine].name})"
+            return f"{missing} (on {layout.names[machine]})"
     return None

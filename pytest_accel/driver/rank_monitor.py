@@ -16,7 +16,7 @@ from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
+from pytest_accel.driver.link_to_rank import STALL_TIMEOUT, LinkToRank
 from pytest_accel.messages.flight_record import RankWait
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.rank_messages import (
@@ -88,10 +88,10 @@ class RankMonitor:
         """Time at which to look for a deadlock next (`clock.monotonic`)."""
         self._extras: list[tuple[int, PhaseReport]] = []
         self._selector = DefaultSelector()
-        self.ranks: list[RankConnection] = []
+        self.ranks: list[LinkToRank] = []
         try:
             for number in range(grant.spec.ranks):
-                rank = RankConnection.open(grant, number)
+                rank = LinkToRank.open(grant, number)
                 self.ranks.append(rank)
                 for source in rank.sources:
                     self._selector.register(source, EVENT_READ, rank)
@@ -144,7 +144,7 @@ class RankMonitor:
         if events:
             self._deadlock, self._next_look = {}, monotonic() + _QUIET
         for key, _ in events:
-            rank: RankConnection = key.data
+            rank: LinkToRank = key.data
             if rank.end is not None:
                 continue
             if key.fileobj is rank.connection:
@@ -153,13 +153,13 @@ class RankMonitor:
                 self._handle_exit(rank)
         return bool(events)
 
-    def _receive(self, rank: RankConnection) -> None:
+    def _receive(self, rank: LinkToRank) -> None:
         try:
             self._handle_received(rank)
         except (EOFError, OSError):
             self._handle_exit(rank)
 
-    def _handle_received(self, rank: RankConnection) -> None:
+    def _handle_received(self, rank: LinkToRank) -> None:
         try:
             messages = rank.connection.recv()
         except BlockingIOError:
@@ -169,18 +169,18 @@ class RankMonitor:
         for message in messages:
             self._handle(rank, message)
 
-    def record_unread(self, rank: RankConnection) -> None:
+    def record_unread(self, rank: LinkToRank) -> None:
         """Record that `rank` hangs, since it has not read a message."""
         stack = self.stacks().get(rank.rank, "")
         self._record_end(rank, "hung", stack=stack, hang=Hang(HangCause.UNREAD, WRITE_TIMEOUT))
 
-    def _drain(self, rank: RankConnection) -> None:
+    def _drain(self, rank: LinkToRank) -> None:
         """Handle all messages that a rank has sent until now."""
         with suppress(EOFError, OSError):
             while rank.end is None and is_readable(rank.connection.fileno()):
                 self._handle_received(rank)
 
-    def _handle(self, rank: RankConnection, message: object) -> None:
+    def _handle(self, rank: LinkToRank, message: object) -> None:
         if isinstance(message, Ready):
             self.ready.add(rank.rank)
         elif isinstance(message, Collected):
@@ -249,7 +249,7 @@ class RankMonitor:
 
     # Exits and hangs of ranks
 
-    def record_hung(self, pending: Sequence[RankConnection], hang: Hang) -> None:
+    def record_hung(self, pending: Sequence[LinkToRank], hang: Hang) -> None:
         """Take the stacks of the ranks `pending`, and record that they hang, and why.
 
         What a rank does while the stacks are taken does not count, unless the timeout is not over: then a rank that
@@ -268,7 +268,7 @@ class RankMonitor:
         if hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.OTHER_RANK):
             self._interrupt([rank for rank in pending if rank.end is not None])
 
-    def _interrupt(self, hung: Sequence[RankConnection]) -> None:
+    def _interrupt(self, hung: Sequence[LinkToRank]) -> None:
         """Have ranks that hang in Python code fail, so that their fixtures are torn down before they are killed.
 
         Those in C code do not react.
@@ -283,7 +283,7 @@ class RankMonitor:
 
     def _record_end(
         self,
-        rank: RankConnection,
+        rank: LinkToRank,
         ending: Ending,
         text: str = "",
         *,
@@ -317,7 +317,7 @@ class RankMonitor:
                 self._selector.unregister(source)
         self.rule_out(sentences.describe_end(rank.end))
 
-    def _handle_exit(self, rank: RankConnection) -> None:
+    def _handle_exit(self, rank: LinkToRank) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""
         now = monotonic()
         self._drain(rank)
@@ -337,6 +337,6 @@ class RankMonitor:
         return self._examiner.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
 
 
-def _pids(ranks: Iterable[RankConnection]) -> dict[int, int]:
+def _pids(ranks: Iterable[LinkToRank]) -> dict[int, int]:
     """Return the process ids of `ranks`, by rank."""
     return {rank.rank: rank.pid for rank in ranks}

@@ -14,9 +14,9 @@ from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AF
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
+from pytest_accel.driver.link_to_rank import LinkToRank
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail
-from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.messages.rank_messages import (
     Announced,
@@ -149,7 +149,7 @@ class World:
             self._busy = False
         return all(rank.end is None for rank in self._ranks)
 
-    def _is_ready(self, rank: RankConnection) -> bool:
+    def _is_ready(self, rank: LinkToRank) -> bool:
         return rank.rank in self.monitor.ready
 
     @property
@@ -166,7 +166,7 @@ class World:
         """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
         return self._refused == node
 
-    def _await(self, is_ready: Callable[[RankConnection], bool], hang: Hang) -> None:
+    def _await(self, is_ready: Callable[[LinkToRank], bool], hang: Hang) -> None:
         """Wait until each living rank is ready; count those that are not in time as hung.
 
         Once a rank has ended, the others have the grace time, since they may wait for it.
@@ -259,7 +259,7 @@ class World:
         return [rank.announced for rank in self._ranks]
 
     @property
-    def _unexpected(self) -> list[RankConnection]:
+    def _unexpected(self) -> list[LinkToRank]:
         """The ranks without those whose call has ended as all ranks have announced: nobody waits for these in vain."""
         if not (ends := expected_ends.agreed(self.announced)):
             return self._ranks
@@ -273,7 +273,7 @@ class World:
         passed = [rank.reports["setup"].at for rank in self._ranks if "setup" in rank.reports]
         return bool(passed) and monotonic() > min(passed) + _LONGEST_HOLD
 
-    def _pump_or_give_up(self, pending: list[RankConnection], when: When, limit: PhaseLimit) -> None:
+    def _pump_or_give_up(self, pending: list[LinkToRank], when: When, limit: PhaseLimit) -> None:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace after a failure.
 
         Before that, look for messages once more: this process may have been delayed.
@@ -372,7 +372,7 @@ class World:
         if kill_reason is None and self._busy and not all(rank.done for rank in self._ranks):
             kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
         retire = self.monitor.retire or (kill_reason is not None and ended)
-        self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
+        self._pool_client.give_back(self.number, kill_reason, frozenset(self._reported_ends), retire)
 
     @property
     def alive(self) -> bool:
@@ -387,7 +387,7 @@ class World:
             found = expected_ends.announced_hang(self._ranks, self.announced)
         return found._replace(end=found.end + self._held_up)
 
-    def _give_up(self, pending: list[RankConnection], timed_out: Hang, spent: Grace) -> None:
+    def _give_up(self, pending: list[LinkToRank], timed_out: Hang, spent: Grace) -> None:
         """Count the ranks `pending` as hung.
 
         `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.

@@ -1,37 +1,30 @@
 """The pool's client of a fork server, in the thread of the pool's event loop.
 
 Nothing here blocks the loop, and no call raises because the server has ended or does not read: the server is killed
-then, if it still runs, and :meth:`Reports.ended` follows.
+then, if it still runs, and its end is reported.
 """
 
 from __future__ import annotations
 
 from asyncio import Task, get_running_loop
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from socket import MSG_DONTWAIT, send_fds
-from typing import Protocol
+from socket import MSG_DONTWAIT, SHUT_WR, send_fds
 
 from pytest_accel.core import loop_tasks, session_folder
-from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
+from pytest_accel.core.kill import KILL_TIMEOUT
 from pytest_accel.core.signals import without_sigpipe
 from pytest_accel.forkserver.server_messages import (
     KillWorld,
-    PreloadFailed,
-    RankExited,
-    ServerNote,
     ServerReport,
     ServerRequest,
-    StartFailed,
     StartInFile,
     StartWorld,
-    WorldStarted,
     file_with,
 )
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.fd_passing import MOST_AT_ONCE
-from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.messages.world_spec import WorldSpec
@@ -43,49 +36,30 @@ _EXIT_POLL = 0.005
 _LONGEST_READ = 1 << 16
 
 
-class Reports(Protocol):
-    """The callbacks of a :class:`ForkServerClient`, called in the loop's thread, and never from within a call of it."""
-
-    def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
-        """Note that the server has forked its ranks of a world; `pids` are in the order of the ranks.
-
-        `port` is that of the world's store, which other servers of the same world need.
-        """
-
-    def not_started(self, world: int, why: str) -> None:
-        """Note that the ranks of a world cannot be started. Those that had been forked are killed."""
-
-    def exited(self, world: int, rank: int, end: RankExit) -> None:
-        """Note that the process of a rank has exited."""
-
-    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        """Note all processes of a world that live on although they were killed; an empty tuple: none does any more."""
-
-    def note(self, text: str) -> None:
-        """Show `text` with ``-v``."""
-
-    def broken(self, text: str) -> None:
-        """Note that no rank can ever be started, because of the module that ``accel_preload`` names in `text`."""
-
-    def ended(self, server: int, loss: str | None) -> None:
-        """Note that the server's process has exited without :meth:`ForkServerClient.stop`, and its ranks with it.
-
-        `loss` is `ServerProcess.loss`.
-        """
-
-
 class ForkServerClient:
     """A running fork server, started by this object. All methods are called in the loop's thread."""
 
-    def __init__(self, spec: SessionSpec, reports: Reports, spawn: Spawn) -> None:
-        """Start the server with `spawn`. Raise OSError if that is impossible."""
+    def __init__(
+        self,
+        spec: SessionSpec,
+        spawn: Spawn,
+        report: Callable[[ServerReport], None],
+        ended: Callable[[int, str | None], None],
+    ) -> None:
+        """Start the server with `spawn`. Raise OSError if that is impossible.
+
+        ``report(message)`` is called with each message of the server, and ``ended(server, ServerProcess.loss)`` when
+        its process has exited without :meth:`stop`, and its ranks with it: both in the loop's thread, and never from
+        within a call of this object.
+        """
         self._spec = spec
-        self._reports = reports
+        self._report = report
+        self._ended = ended
         self._loop = get_running_loop()
         self._received = bytearray()
-        self._used = False
+        self._used = self._is_stopping = False
         self._ending: Task[None] | None = None
-        """The task that reports the end; None while the server is connected, and after :meth:`stop`."""
+        """The task that reports the end; None while the server is connected."""
         session_folder.ensure(spec.directory)
         ours, theirs = unix_sockets.pair()
         with theirs, ExitStack() as undo:
@@ -114,7 +88,7 @@ class ForkServerClient:
         self._send(KillWorld(world, after))
 
     def kill_server(self) -> None:
-        """Kill the server. `Reports.ended` follows."""
+        """Kill the server; its end is reported."""
         self._process.kill()
 
     async def stop(self) -> bool:
@@ -124,11 +98,17 @@ class ForkServerClient:
         """
         if not self._used:
             self._process.kill()  # The server may still be importing; do not wait for that.
-        ending, self._ending = self._ending, None
-        if ending is not None:
-            ending.cancel()
-        self._disconnect()
-        return await self._exit()
+        self._is_stopping = True
+        if self._ending is not None:
+            self._ending.cancel()
+        with suppress(OSError):  # The server may have ended.
+            self._socket.shutdown(SHUT_WR)
+        try:
+            return await self._exit()
+        finally:
+            if self._socket.fileno() >= 0:
+                self._receive()
+                self._disconnect()
 
     def _send(self, message: ServerRequest, descriptors: Sequence[int] = ()) -> None:
         """Send `message`, and `descriptors` after it. All that is sent is small, so a full socket is not read."""
@@ -145,16 +125,19 @@ class ForkServerClient:
             self._process.kill()
 
     def _read(self) -> None:
-        """Report what has arrived, or start to wait for the server's exit."""
+        if not self._receive():
+            self._disconnect()
+            if not self._is_stopping:
+                self._ending = loop_tasks.start(self._report_end())
+
+    def _receive(self) -> bool:
+        """Report the messages that have arrived; return False at the end of the connection."""
         try:
             data = self._socket.recv(_LONGEST_READ, MSG_DONTWAIT)
         except BlockingIOError:
-            return
+            return True
         except OSError:
             data = b""
-        if not data:
-            self._disconnect()
-            self._ending = loop_tasks.start(self._report_end())
         self._received += data
         while len(self._received) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
@@ -163,30 +146,15 @@ class ForkServerClient:
             message: ServerReport = decode(bytes(self._received[LENGTH.size : end]), ServerReport)
             del self._received[:end]
             self._report(message)
-
-    def _report(self, message: ServerReport) -> None:
-        if isinstance(message, WorldStarted):
-            self._reports.started(message.world, message.pids, message.port)
-        elif isinstance(message, StartFailed):
-            self._reports.not_started(message.world, message.text)
-        elif isinstance(message, RankExited):
-            self._reports.exited(message.world, message.rank, message.exit)
-        elif isinstance(message, ServerNote):
-            self._reports.note(message.text)
-        elif isinstance(message, PreloadFailed):
-            self._reports.broken(message.text)
-        else:
-            self._reports.left(message.world, message.processes)
+        return bool(data)
 
     async def _report_end(self) -> None:
         await self._exit()
-        self._reports.ended(self._spec.server, self._process.loss)
+        self._ended(self._spec.server, self._process.loss)
 
     def _disconnect(self) -> None:
-        """Close the connection, with which the server ends."""
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
 
     async def _exit(self) -> bool:
         """Wait for the exit of the server; kill it after `_STOP_TIMEOUT`, and return False then."""

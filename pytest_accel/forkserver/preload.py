@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import psutil
 
@@ -22,15 +22,22 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @contextlib.contextmanager
-def blas_without_threads() -> Iterator[None]:
-    """Keep OpenBLAS from starting threads when it is loaded; NumPy and SciPy have a copy each."""
-    given = os.environ.get(_BLAS_THREADS)
-    os.environ.setdefault(_BLAS_THREADS, "1")
+def _variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in the block, and restore them after it."""
+    given = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
-        if given is None:
-            os.environ.pop(_BLAS_THREADS, None)
+        for name, value in given.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def blas_without_threads() -> contextlib.AbstractContextManager[None]:
+    """Keep OpenBLAS from starting threads when it is loaded in the block; NumPy and SciPy have a copy each."""
+    return _variables({_BLAS_THREADS: os.environ.get(_BLAS_THREADS, "1")})
 
 
 def import_installed(names: Sequence[str]) -> None:
@@ -43,27 +50,19 @@ def import_installed(names: Sequence[str]) -> None:
 def import_named(names: Sequence[str]) -> str | None:
     """Import the modules that ``accel_preload`` names; return an error if ranks cannot be forked after that."""
     for name in names:
-        known, threads, seed = frozenset(sys.modules), thread_count(), _torch_seed()
+        known, threads = frozenset(sys.modules), thread_count()
         try:
             importlib.import_module(name)
         except BaseException as error:
             what = f"{type(error).__name__}: {error}"
             return f"{PRELOAD}: {name} cannot be imported where ranks are forked: {what}; remove it from {PRELOAD}"
         reason = unfit(known, threads)
-        if reason is None and seed not in (None, _torch_seed()):
-            reason = "seeds torch's generators, and each rank begins with a seed of its own"
         if reason is not None:
             return (
                 f"{PRELOAD}: ranks cannot be forked from a process that has imported {name}: the import {reason}; "
                 f"remove it from {PRELOAD}, and each rank imports it itself"
             )
     return None
-
-
-def _torch_seed() -> int | None:
-    """Return the seed of torch's generator for the CPU; None if torch has not been imported."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.initial_seed())
 
 
 def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
@@ -86,20 +85,14 @@ def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
         "PYTEST_ADDOPTS": "",
         "PYTEST_PLUGINS": "",
     }
-    given = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _variables(changed), contextlib.redirect_stdout(io.StringIO()):
             pytest.main(
                 ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *options],
                 plugins=[OptionsOnly()],
             )
     finally:
         os.chdir(before)
-        for name, value in given.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
 
 
 def thread_count() -> int:

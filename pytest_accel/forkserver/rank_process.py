@@ -92,19 +92,19 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
     # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
     signal(STACK_SIGNAL, SIG_IGN)
     block_flight_signal()
-    held = None if role.store_port is None or role.rank else role.store_port.listening
+    store = None if role.store_port is None or role.rank else role.store_port.listening
     message = ContinueRank(
         session,
         role.spec,
         role.rank,
         role.listener.fileno(),
         None if role.store_port is None else role.store_port.port,
-        None if held is None else held.fileno(),
+        None if store is None else store.fileno(),
         resource_tracker.getfd(),
-        role.held,
+        role.locks,
     )
     with file_with(message, session.directory) as file:
-        for descriptor in (message.listener, message.store, message.tracker, *message.held, file.fileno()):
+        for descriptor in (message.listener, message.store, message.tracker, *message.locks, file.fileno()):
             if descriptor is not None:
                 set_inheritable(descriptor, True)
         command = python_command(f"from {__name__} import main; main({file.fileno()})", path=session.sys_path)
@@ -118,7 +118,7 @@ def main(descriptor: int) -> NoReturn:
     message = read_file(descriptor, ContinueRank)
     # As in processes that multiprocessing spawns: a tracker of this rank's own would be killed together with the rank.
     resource_tracker._resource_tracker._fd = message.tracker  # type: ignore[attr-defined]
-    for one in (message.listener, message.store, message.tracker, *message.held):
+    for one in (message.listener, message.store, message.tracker, *message.locks):
         if one is not None:
             set_inheritable(one, False)  # Programs that tests start must not keep these open.
     store = None if message.store is None else socket(fileno=message.store)
@@ -126,7 +126,7 @@ def main(descriptor: int) -> NoReturn:
     _kill_children_at_exit()
     code = 1
     try:
-        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port, message.held)
+        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port, message.locks)
         code = _run(message.session, role)
     except BaseException:
         print_exc()

@@ -54,6 +54,7 @@ from pytest_accel.forkserver.server_messages import (
     ServerRequest,
     StartInFile,
     StartWorld,
+    Survivors,
     file_with,
     read_file,
 )
@@ -100,13 +101,13 @@ class _Server:
                 self.worlds.do_due()
                 while self.connection.poll():
                     try:
-                        message, held = self._receive()
+                        message, locks = self._receive()
                     except (EOFError, OSError):
                         step("the driver has closed the connection")
                         return
                     if isinstance(message, StartWorld):
-                        self.worlds.start(message.spec, message.port, held)
-                    elif message.world in self.worlds:
+                        self.worlds.start(message.spec, message.port, locks)
+                    else:
                         self.worlds.kill(message.world, message.after)
 
     def _select_timeout(self) -> float | None:
@@ -119,8 +120,8 @@ class _Server:
         message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
         if not isinstance(message, StartInFile):
             return message, []
-        file, *held = fd_passing.receive(self.connection, 1 + message.held)
-        return read_file(file, StartWorld), held
+        file, *locks = fd_passing.receive(self.connection, 1 + message.locks)
+        return read_file(file, StartWorld), locks
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
         return self._fork(partial(sockets.role, spec, rank))
@@ -205,7 +206,8 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
     finally:
         if getpid() == pid:  # A forked child with an error also comes here.
             step("ends with status %d", code)
-            _clean_up(first.own_folder)
+            if left := _clean_up(first.own_folder):
+                _send(connection, Survivors(left))
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
@@ -278,8 +280,9 @@ def _start_resource_tracker(directory: str) -> None:
         os.chdir(before)
 
 
-def _clean_up(folder: str | None) -> None:
-    """Kill all descendants, and remove the session's `folder`; None: another process removes it."""
-    kill_descendants()
+def _clean_up(folder: str | None) -> tuple[str, ...]:
+    """Kill all descendants, remove the session's `folder` (None: another process does), and return who lives on."""
+    left = kill_descendants()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+    return left

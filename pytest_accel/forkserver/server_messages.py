@@ -14,7 +14,6 @@ from typing import IO, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from pytest_accel.core.kill import Survivor
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
@@ -63,8 +62,8 @@ class ContinueRank(Struct, frozen=True):
     """Descriptor of the store's socket, or None if this rank does not serve the store."""
     tracker: int | None
     """Descriptor of the pipe to the resource tracker of all ranks."""
-    held: tuple[int, ...]
-    """`Role.held`."""
+    locks: tuple[int, ...]
+    """`Role.locks`."""
 
 
 # Pool to fork server
@@ -92,7 +91,7 @@ class StartInFile(Struct, frozen=True, tag=True):
     So a request of any size never blocks the pool while the server imports.
     """
 
-    held: int = 0
+    locks: int = 0
     """Number of further descriptors, which follow that of the file: all ranks of the world inherit these open files."""
 
 
@@ -127,14 +126,9 @@ class RankExited(Struct, frozen=True, tag=True):
 
 
 class Survivors(Struct, frozen=True, tag=True):
-    """The processes of a world that live on although `server` has killed them.
+    """Processes that the server could not kill at its end; the last message of the server."""
 
-    Each message replaces the one before. The world has ended once its ranks have exited and the list is empty.
-    """
-
-    world: int
-    server: int
-    processes: tuple[Survivor, ...]
+    processes: tuple[str, ...]
 
 
 class ServerNote(Struct, frozen=True, tag=True):

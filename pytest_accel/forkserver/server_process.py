@@ -121,19 +121,10 @@ class EarlyServer:
         """Start the process. `plugin_options` say which plugins pytest loads (`SessionSpec.plugin_options`)."""
         self.directory = session_folder.create()
         self._inherited = (plugin_options, _inherited())
-        self._user = _user()
         self._controller = getpid()
         first = FirstStep(self.directory, 0, self.directory, plugin_options)
         self._server: OwnServer | None = OwnServer(first, os.environ, sys.path)
         """None once the session has started its fork server."""
-
-    @property
-    def is_of_this_user(self) -> bool:
-        """True unless this process has changed its user since, as a conftest of a server's suite does.
-
-        Otherwise the session can use neither the process, whose ranks would be those of the first user, nor the folder.
-        """
-        return self._user == _user()
 
     def spawn(self, spec: SessionSpec, end: socket) -> ServerProcess:
         """Return the process, which serves `spec` then, or a new one (`Spawn`)."""
@@ -163,10 +154,6 @@ def _for_server(environment: Mapping[str, str], directory: str, server: int) -> 
     return {**unmeasured(for_own_ranks(environment)), MARK: mark(directory, server)}
 
 
-def _user() -> tuple[int, ...]:
-    return os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *sorted(os.getgroups())
-
-
 def _inherited() -> tuple[object, ...]:
     """Return what a new process inherits: its ranks have it, and its imports may depend on it.
 
@@ -176,6 +163,7 @@ def _inherited() -> tuple[object, ...]:
     return (
         {name: value for name, value in os.environ.items() if not is_read_later(name)},
         current_folder(),
+        (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *sorted(os.getgroups())),
         _umask(),
         limits,
         (os.sched_getaffinity(0), os.sched_getscheduler(0)) if sys.platform == "linux" else None,

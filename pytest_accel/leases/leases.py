@@ -5,20 +5,20 @@ One queue holds the requests of all kinds: those of different kinds have no cand
 
 from __future__ import annotations
 
-import math
 import os
-from asyncio import CancelledError, Future, get_running_loop
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from asyncio import CancelledError, Future, TimerHandle, get_running_loop, sleep
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from time import localtime, strftime
 
+from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.kinds import PJRT_DEVICE
+from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.availability import Guard
 from pytest_accel.hardware.device_order import ties
@@ -29,12 +29,11 @@ from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.leases import policy
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_is_next, who_keeps
+from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 
 _FAST_POLL = 0.002
-"""Seconds between two attempts to lock what other sessions have, if this one has its place in the queue and has changed
-lately. Sessions without a place try as often as each other, so that none of them has an advantage."""
+"""Seconds between two attempts to lock what other sessions have, if this session has changed lately."""
 _FAST_TIME = 1.0
 """Seconds after a change in this session: the others may react to it soon."""
 _POLL = 0.02
@@ -42,12 +41,12 @@ _POLL = 0.02
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, whoever waits."""
-_LOCK_CHECK = 0.5
-"""Seconds between two checks that the lock files of this session are in their places."""
+_LOOKS_PER_CHECK = 5
+"""Looks of which one also checks that the lock files of this session are in their places."""
 _MOST_WISHES = 64
 """Number of devices for which a request wishes at most, unless it needs more: each wish is an open file."""
-_MOST_NAMES = 16
-"""Number of devices that a line about a wait names: more than most machines have, but not all parts of a memory."""
+_LONGEST_LIST = 200
+"""Characters of the devices that a line about a wait names: the parts of a memory are many."""
 
 
 class UnfitDevicesError(Exception):
@@ -60,13 +59,12 @@ class UnfitDevicesError(Exception):
 
 @dataclass(eq=False, slots=True)
 class HeldLease:
-    """The devices or CPU slots of one request, until :meth:`Leases.give_back`. It may be passed on meanwhile."""
+    """The devices or CPU slots of one request, until :meth:`Leases.give_back`."""
 
     granted: policy.Lease
     devices: tuple[Device, ...]
     """Devices in the order of the policy; none for CPU slots."""
     demand: WorldDemand
-    """The demand of the present holder."""
     holder: Holder
     """The present holder, as other sessions see it."""
     locks: SessionLocks | None
@@ -97,11 +95,7 @@ class _Wait:
 
     request: policy.Request
     demand: WorldDemand
-    is_over: Future[None]
-    outcome: HeldLease | LockFolderError | None = None
-    """The lease or the error that has ended the wait; None for a cancellation."""
-    unclaimed: Callable[[], None] | None = None
-    """Called if the request is cancelled at the moment at which a lease is passed on to it."""
+    outcome: Future[HeldLease]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +113,13 @@ class _Kind:
         """The devices that the session does not use any more, each with the reason."""
         return {**self.surrounding, **(self.guard.aside if self.guard is not None else {})}
 
+    @property
+    def usable(self) -> Inventory:
+        """The session's inventory without the devices that were set aside since it started."""
+        if not (aside := self.set_aside):
+            return self.inventory
+        return replace(self.inventory, devices=tuple(one for one in self.inventory.devices if one.id not in aside))
+
     def refuses(self, device: str) -> str | None:
         """Return why a device may not be leased now, or None."""
         return None if self.guard is None else self.guard.refuses(device)
@@ -128,9 +129,7 @@ class Leases:
     """The devices and CPU slots of this machine, for one session. All calls are made in the thread of one event loop.
 
     The policy decides which requests are granted; a device counts as free for it unless another session has it or
-    another process of this one (`_elsewhere`). A device that is to be granted is locked first. A request gets
-    all its devices or none, but a device that the policy keeps for a request stays locked meanwhile, until another
-    session wishes for it.
+    another process of this one (`_elsewhere`). Devices that are to be granted are locked first, all or none.
     """
 
     def __init__(
@@ -164,15 +163,14 @@ class Leases:
         self._waiting: dict[int, _Wait] = {}
         """The waiting requests, in the order of their arrival."""
         self._elsewhere: set[str] = set()
-        """Devices without a lease that could not be locked at the last attempt. :meth:`run` tries again."""
+        """Devices without a lease that could not be locked at the last attempt."""
         self._wished: set[str] = set()
         """Devices of this session for which another one waited at the last look."""
         self._is_reacting = self._has_changed = self._is_closed = False
-        self._alarm: Future[None] | None = None
+        self._retry: TimerHandle | None = None
+        """The next attempt to lock what is in `_elsewhere`."""
         self._last_change = 0.0
         """Time of the last request or return in this session (`clock.monotonic`)."""
-        self._interval = math.inf
-        """Seconds between two rounds of :meth:`run`."""
 
     # For the pool
 
@@ -194,40 +192,33 @@ class Leases:
         wait = self._waiting[request.id] = _Wait(request, demand, get_running_loop().create_future())
         try:
             self._react()
-            await wait.is_over
+            return await wait.outcome
         except CancelledError:
-            if isinstance(wait.outcome, HeldLease):  # And then cancelled before this coroutine has run again.
-                (wait.unclaimed or partial(self.give_back, wait.outcome))()
+            if request.id in self._leases:  # It was granted, and then cancelled before this coroutine has run again.
+                self.give_back(self._leases[request.id])
             raise
         finally:
             if self._waiting.pop(request.id, None) is not None:
                 self._react()
-        if isinstance(wait.outcome, LockFolderError):
-            raise wait.outcome
-        assert wait.outcome is not None
-        return wait.outcome
 
-    def pass_on(self, lease: HeldLease, unclaimed: Callable[[], None]) -> bool:
+    def hand_on(self, lease: HeldLease) -> WorldDemand | None:
         """Give a lease, with the processes on its devices, to the request that waits longest for one of the devices.
 
-        Return False, without effect, if that request has another key, or if another session waits for a device. The
-        request's :meth:`take` returns this very object; if it is cancelled at this moment, ``unclaimed()`` is called
-        in place of that, and the lease is the caller's again.
+        Cancel the request's call of :meth:`take`, and return its demand. Return None, without effect, if the request
+        has another key, or if another session waits for a device.
         """
         if lease.granted.id not in self._leases or not self._wished.isdisjoint(lease.granted.devices):
-            return False
+            return None
         ids = {*lease.ids}
         rivals = (one for one in self._open_requests() if not ids.isdisjoint(one.request.candidates))
         wait = next(rivals, None)
         # Even with an equal key: a device may have been set aside.
         if wait is None or wait.demand.key != lease.demand.key or not ids.issubset(wait.request.candidates):
-            return False
-        lease.demand, wait.unclaimed = wait.demand, unclaimed
-        lease.holder = replace(wait.demand.holder, since=wall_clock(), pids=lease.holder.pids)
-        self._tell(lease.ids)
-        self._end_wait(wait, lease)
+            return None
+        del self._waiting[wait.request.id]
+        wait.outcome.cancel()
         self._react()
-        return True
+        return wait.demand
 
     def give_back(self, lease: HeldLease, *, killed: bool = False) -> None:
         """Return a lease, after its processes have ended as far as is known; no effect if it was returned before.
@@ -241,28 +232,25 @@ class Leases:
         for device, taken in lease.granted.takes():
             self._free[device] += taken
         for device in lease.ids:
-            kind = self._devices[device][1]
-            if killed and kind.guard is not None:
-                kind.guard.suspect([device], lease.holder.pids)
-            if self._free[device] == WHOLE and lease.locks is not None and device in lease.locks:
-                # Even if it is needed again at once: a process that was left keeps the lock.
-                lease.locks.unlock(device)
+            guard = self._devices[device][1].guard
+            if killed and guard is not None:
+                guard.suspect([device], lease.holder.pids)
+        # Even if they are needed again at once: a process that was left keeps the lock.
+        self._unlock(lease.ids)
         self._tell(lease.ids)
         self._react()
 
     def describe(self, lease: HeldLease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        """Tell people and other sessions which test and which processes use the devices of a lease.
+        """Tell people and other sessions which test uses the devices of a lease from now on, or which processes.
 
         No effect if it was returned.
         """
-        if lease.granted.id not in self._leases:
-            return
-        lease.holder = replace(
-            lease.holder,
-            test=lease.holder.test if test is None else test,
-            pids=lease.holder.pids if pids is None else tuple(pids),
-        )
-        self._tell(lease.ids)
+        if lease.granted.id in self._leases:
+            if test is not None:
+                lease.holder = replace(lease.holder, test=test, since=wall_clock())
+            if pids is not None:
+                lease.holder = replace(lease.holder, pids=tuple(pids))
+            self._tell(lease.ids)
 
     def what(self, demand: WorldDemand) -> str:
         """Return what is demanded, in words: ``2 cuda devices with >= 40 GiB``, ``3 CPU slots``."""
@@ -273,63 +261,50 @@ class Leases:
 
     def waiting(self, demand: WorldDemand) -> list[str] | None:
         """Return a line for each reason why the request for this very `demand` waits; None if it does not wait."""
-        wait = next((one for one in self._open_requests() if one.demand is demand), None)
+        requests = self._open_requests()
+        wait = next((one for one in requests if one.demand is demand), None)
         if wait is None:
             return None
-        by_holder: dict[Holder, list[str]] = {}
-        next_ones: dict[Holder, None] = {}
+        mine, ahead = wait.request, requests[: requests.index(wait)]
+        held: dict[str, list[str]] = {}
+        """The devices that each holder has."""
         refused: list[str] = []
-        for device in wait.request.candidates:
-            kind = self._devices[device][1]
-            holder = None
+        earlier = []
+        for device in mine.candidates:
+            kind, holder = self._devices[device][1], None
             if self._free[device] < WHOLE:
                 holder = self._holder(device)
-            elif kind.locks is not None and device not in kind.locks:
+            elif kind.locks is not None:
                 with suppress(LockFolderError):  # The holder is unknown.
                     holder = who_keeps(kind.locks.folder, device)
-                    if after := None if kind.locks.wishes(device) else who_is_next(kind.locks.folder, device):
-                        next_ones.setdefault(after)
+                    earlier += [] if kind.locks.wishes(device) else [who_holds(kind.locks.folder, device, "wish")]
             if holder is not None:
-                by_holder.setdefault(holder, []).append(device)
+                held.setdefault(_in_words(holder), []).append(device)
             elif (why := kind.refuses(device)) is not None:
                 refused.append(f"{device} {why}")
-        users = [one for one in self._leases.values() if one.slots and wait.request.slots]
+        earlier += [one.demand.holder for one in ahead if _are_rivals(mine, one.request)]
+        users = [one for one in self._leases.values() if one.slots and mine.slots]
         return [
             *(f"{one.slots} of {self._slots} {_held(one.slots)} by {_in_words(one.holder)}" for one in users),
-            *(f"{_names(names)} {_held(len(names))} by {_in_words(holder)}" for holder, names in by_holder.items()),
+            *(f"{cut_end(', '.join(names), _LONGEST_LIST)} {_held(len(names))} by {by}" for by, names in held.items()),
             *refused,
-            *(f"{_in_words(one)} has waited longer" for one in (*next_ones, *self._ahead_of(wait))),
+            *(f"{_in_words(one)} has waited longer" for one in dict.fromkeys(earlier) if one is not None),
         ]
 
     def unavailable(self, demand: WorldDemand) -> str | None:
         """Return why `demand` cannot be met any more because devices were set aside in this session, or None."""
-        need = _need(demand)
-        kind = None if need is None else self._kind(demand.key.kind)
-        missing = shortfall(need, _usable(kind)) if need is not None and kind is not None and kind.set_aside else None
-        if kind is None or missing is None:
+        if (need := _need(demand)) is None or not (aside := self._kind(demand.key.kind).set_aside):
             return None
-        return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in kind.set_aside.items())])
+        missing = shortfall(need, self._kind(demand.key.kind).usable)
+        return missing and "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in aside.items())])
 
     async def run(self) -> None:
-        """Look after what other sessions do, as long as this session lives: they send no notices."""
-        next_look = next_check = 0.0
-        while True:
-            await self._sleep()
-            now = monotonic()
-            for device in [*self._elsewhere]:
-                with suppress(LockFolderError):  # The next attempt to grant the device reports it.
-                    if not self._lock(device):
-                        continue
-                self._elsewhere.discard(device)
-            if now >= next_look:
-                next_look = now + _LOOK
-                self._wished = {one for one in self._leased() if self._is_wished(one)}
-            for device in self._kept():
-                if self._is_wished(device):
-                    self._unlock(device)
-                    self._elsewhere.add(device)
-            if now >= next_check:
-                next_check = now + _LOCK_CHECK
+        """Look after what other sessions wait for, as long as this session lives: they send no notices."""
+        for number in count():
+            await sleep(_LOOK)
+            all_locks = self._locks.values()
+            self._wished = {one for locks in all_locks for one in locks if locks.is_wished_elsewhere(one)}
+            if number % _LOOKS_PER_CHECK == 0:
                 self._check_locks()
             self._react()
 
@@ -337,7 +312,7 @@ class Leases:
         """Drop all leases and requests, without calls of `on_wanted`."""
         self._is_closed = True
         for wait in self._waiting.values():
-            wait.is_over.cancel()
+            wait.outcome.cancel()
         self._leases.clear()
         for locks in self._locks.values():
             locks.close()
@@ -349,7 +324,7 @@ class Leases:
         number = next(self._numbers)
         if need is None:
             return policy.Request(number, (), 0, slots=min(demand.key.ranks, self._slots))
-        inventory = _usable(self._kind(demand.key.kind))
+        inventory = self._kind(demand.key.kind).usable
         fitting = candidates(need, inventory if mask is None else self._shown(mask, need, inventory))
         return policy.Request(
             number,
@@ -370,8 +345,7 @@ class Leases:
         environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
         names = {device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask})}
         shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
-        missing = shortfall(need, shown)
-        if missing is not None:
+        if (missing := shortfall(need, shown)) is not None:
             raise UnfitDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
         return shown
 
@@ -413,25 +387,14 @@ class Leases:
 
     def _open_requests(self) -> list[_Wait]:
         """Return the waiting requests that have not been cancelled, in the order of their arrival."""
-        return [wait for wait in self._waiting.values() if not wait.is_over.done()]
+        return [wait for wait in self._waiting.values() if not wait.outcome.done()]
 
     def _requests(self) -> list[policy.Request]:
         return [wait.request for wait in self._open_requests()]
 
-    def _ahead_of(self, wait: _Wait) -> Iterator[Holder]:
-        """Yield the holders of earlier requests that wait for the same devices or slots."""
-        mine = wait.request
-        for other in self._open_requests():
-            if other is wait:
-                return
-            if (mine.slots and other.request.slots) or not set(mine.candidates).isdisjoint(other.request.candidates):
-                yield other.demand.holder
-
     def _holder(self, device: str) -> Holder:
         """Return the holder of a leased device; of several, the earliest, with the tests and processes of all."""
         holders = [lease.holder for lease in self._leases.values() if device in lease.granted.devices]
-        if len(holders) == 1:
-            return holders[0]
         return replace(
             min(holders, key=lambda holder: holder.since),
             test=", ".join(dict.fromkeys(holder.test for holder in holders)),
@@ -454,7 +417,7 @@ class Leases:
             return True  # Other parts of it are leased.
         if kind.refuses(device) is not None:
             return False
-        if kind.locks is None or device in kind.locks:
+        if kind.locks is None:
             return True
         if not kind.locks.lock(device):
             return False
@@ -464,21 +427,12 @@ class Leases:
         self._wished.discard(device)
         return True
 
-    def _unlock(self, device: str) -> None:
-        locks = self._devices[device][1].locks
-        assert locks is not None
-        locks.unlock(device)
-
-    def _is_wished(self, device: str) -> bool:
-        locks = self._devices[device][1].locks
-        return locks is not None and locks.is_wished_elsewhere(device)
-
-    def _leased(self) -> set[str]:
-        return {device for lease in self._leases.values() for device in lease.granted.devices}
-
-    def _kept(self) -> list[str]:
-        """Return the devices that are locked without a lease."""
-        return [device for locks in self._locks.values() for device in locks if self._free[device] == WHOLE]
+    def _unlock(self, devices: Iterable[str]) -> None:
+        """Unlock those of these devices that no lease has."""
+        for device in devices:
+            locks = self._devices[device][1].locks
+            if locks is not None and device in locks and self._free[device] == WHOLE:
+                locks.unlock(device)
 
     def _check_locks(self) -> None:
         for locks in self._locks.values():
@@ -489,7 +443,7 @@ class Leases:
     # Reactions to a change
 
     def _react(self) -> None:
-        """Grant what can be granted, lock and unlock what that requires, and notify the holders of what is wanted."""
+        """Grant what can be granted, wish for what other sessions have, and notify the holders of what is wanted."""
         self._has_changed = True
         if self._is_reacting or self._is_closed:
             return  # `on_wanted` has called, during a reaction; or nothing is granted any more.
@@ -498,22 +452,21 @@ class Leases:
             while self._has_changed:
                 self._has_changed = False
                 self._grant()
-                lacking = self._lacking()
-                self._keep(lacking)
-                self._wish(lacking)
+                self._wish()
                 self._notify()
         finally:
             self._is_reacting = False
-        self._set_interval()
+        if self._elsewhere and self._retry is None:
+            is_fast = monotonic() - self._last_change < _FAST_TIME
+            self._retry = get_running_loop().call_later(_FAST_POLL if is_fast else _POLL, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._elsewhere.clear()
+        self._react()
 
     def _available(self) -> dict[str, int]:
-        if not self._elsewhere:
-            return self._free
         return {device: free for device, free in self._free.items() if device not in self._elsewhere}
-
-    def _lacking(self) -> tuple[policy.Shortage, ...]:
-        requests = self._requests() if self._waiting else ()
-        return policy.shortages(requests, self._available(), self._free_slots) if requests else ()
 
     def _grant(self) -> None:
         while self._waiting:
@@ -521,9 +474,11 @@ class Leases:
                 try:
                     lacks = next((one for one in dict.fromkeys(granted.devices) if not self._lock(one)), None)
                 except LockFolderError as error:
-                    self._end_wait(self._waiting[granted.id], error)
+                    self._unlock(granted.devices)
+                    loop_tasks.fail(self._waiting.pop(granted.id).outcome, error)
                     break
                 if lacks is not None:
+                    self._unlock(granted.devices)
                     self._elsewhere.add(lacks)
                     break
                 self._start(granted)
@@ -532,7 +487,7 @@ class Leases:
 
     def _start(self, granted: policy.Lease) -> None:
         """Begin a lease whose devices are locked."""
-        wait = self._waiting[granted.id]
+        wait = self._waiting.pop(granted.id)
         holder = replace(wait.demand.holder, since=wall_clock())
         found = [self._devices[device] for device in granted.devices]
         locks = found[0][1].locks if found else None
@@ -542,44 +497,23 @@ class Leases:
         for device, taken in granted.takes():
             self._free[device] -= taken
         self._tell(lease.ids)
-        self._end_wait(wait, lease)
+        if locks is not None:
+            locks.step_back(wait.request.candidates)  # The turn is over; for other requests, queue again.
+        wait.outcome.set_result(lease)
 
-    def _end_wait(self, wait: _Wait, outcome: HeldLease | LockFolderError) -> None:
-        del self._waiting[wait.request.id]
-        if isinstance(outcome, HeldLease) and outcome.locks is not None:
-            outcome.locks.step_back(wait.request.candidates)  # The turn is over; for other requests, queue again.
-        wait.outcome = outcome
-        wait.is_over.set_result(None)
-
-    def _keep(self, lacking: Sequence[policy.Shortage]) -> None:
-        """Lock the devices that the policy keeps for waiting requests, and unlock others that no lease has."""
-        kept: set[str] = set()
-        for shortage in lacking:
-            for device in shortage.claimed:
-                locks = self._devices[device][1].locks
-                if locks is None or self._free[device] < WHOLE or device in kept or device in self._elsewhere:
-                    continue
-                with suppress(LockFolderError):  # The attempt to grant the device reports it.
-                    if self._lock(device):
-                        kept.add(device)
-                        locks.describe(device, self._waiting[shortage.request.id].demand.holder)
-                    else:
-                        self._elsewhere.add(device)
-        for device in self._kept():
-            if device not in kept:
-                self._unlock(device)
-        if self._elsewhere:
-            self._elsewhere.intersection_update(one for shortage in lacking for one in shortage.request.candidates)
-
-    def _wish(self, lacking: Sequence[policy.Shortage]) -> None:
+    def _wish(self) -> None:
         """Wish for all devices that requests could use which lack one that another session has."""
+        requests = self._requests() if self._elsewhere else []
+        lacking = [
+            one.request
+            for one in policy.shortages(requests, self._available(), self._free_slots)
+            if one.devices and not self._elsewhere.isdisjoint(one.request.candidates)
+        ]
+        self._elsewhere.intersection_update(device for request in lacking for device in request.candidates)
         wishes: dict[str, Holder] = {}
-        for shortage in lacking:
-            request = shortage.request
-            if shortage.devices and not self._elsewhere.isdisjoint(request.candidates):
-                holder = self._waiting[request.id].demand.holder
-                for device in sorted(request.candidates)[: max(_MOST_WISHES, request.count)]:
-                    wishes.setdefault(device, holder)
+        for request in lacking:
+            for device in sorted(request.candidates)[: max(_MOST_WISHES, request.count)]:
+                wishes.setdefault(device, self._waiting[request.id].demand.holder)
         for locks in self._locks.values():
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
 
@@ -597,37 +531,6 @@ class Leases:
                 if self._has_changed:
                     return  # The holder has given something back, which may suffice.
 
-    # The pauses of `run`
-
-    async def _sleep(self) -> None:
-        """Sleep for `_interval` seconds, which may change meanwhile."""
-        loop, begin = get_running_loop(), monotonic()
-        while (left := begin + self._interval - monotonic()) > 0:
-            alarm = self._alarm = loop.create_future()
-            timer = None if left == math.inf else loop.call_later(left, _ring, alarm)
-            try:
-                await alarm
-            finally:
-                self._alarm = None
-                if timer is not None:
-                    timer.cancel()
-
-    def _set_interval(self) -> None:
-        before, self._interval = self._interval, math.inf
-        if self._elsewhere or self._kept():
-            is_queued = any(locks.is_queued for locks in self._locks.values())
-            is_fast = is_queued and monotonic() - self._last_change < _FAST_TIME
-            self._interval = _FAST_POLL if is_fast else _POLL
-        elif any(map(len, self._locks.values())):
-            self._interval = _LOOK
-        if self._interval < before and self._alarm is not None:
-            _ring(self._alarm)
-
-
-def _ring(alarm: Future[None]) -> None:
-    if not alarm.done():
-        alarm.set_result(None)
-
 
 def _need(demand: WorldDemand) -> DeviceNeed | None:
     """Return the devices that `demand` needs on this machine; None: CPU slots, one for each rank."""
@@ -635,17 +538,9 @@ def _need(demand: WorldDemand) -> DeviceNeed | None:
     return key.needs((0,) * key.ranks).get(0) if key.ranks else key.need
 
 
-def _usable(kind: _Kind) -> Inventory:
-    """Return the session's inventory of a kind without the devices that were set aside since it started."""
-    if not (aside := kind.set_aside):
-        return kind.inventory
-    return replace(kind.inventory, devices=tuple(one for one in kind.inventory.devices if one.id not in aside))
-
-
-def _names(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} more"
+def _are_rivals(one: policy.Request, other: policy.Request) -> bool:
+    """Return whether two requests wait for the same devices or slots."""
+    return bool(one.slots and other.slots) or not set(one.candidates).isdisjoint(other.candidates)
 
 
 def _held(number: int) -> str:

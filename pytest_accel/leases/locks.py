@@ -77,9 +77,6 @@ class SessionLocks:
     def __contains__(self, device: object) -> bool:
         return device in self._devices
 
-    def __len__(self) -> int:
-        return len(self._devices)
-
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._devices))
 
@@ -148,23 +145,20 @@ class SessionLocks:
             if device in self._wishes:
                 close(self._wishes.pop(device))
 
-    @property
-    def is_queued(self) -> bool:
-        """True if this session is the next to get a device, or waits to be."""
-        return bool(self._wishes) or self._queued is not None
-
     def wishes(self, device: str) -> bool:
         """Return True if this session has the wish for a device: it is the next to get it."""
         return device in self._wishes
 
     def is_wished_elsewhere(self, device: str) -> bool:
         """Return True if another session is the next to get a device."""
-        if device in self._wishes:
-            return False
-        try:
-            return _is_locked(lock_path(self.folder, device, "wish"))
-        except OSError:
-            return False
+        if device not in self._wishes:
+            with suppress(OSError):  # Nobody can be next without a wish file.
+                descriptor = open_lock_file(lock_path(self.folder, device, "wish"), os.O_RDONLY)
+                try:
+                    return _is_locked(descriptor)
+                finally:
+                    close(descriptor)
+        return False
 
     def renew(self) -> dict[str, str]:
         """Create and lock new lock files in place of those that were deleted, moved or replaced.
@@ -197,17 +191,25 @@ class SessionLocks:
                 close(descriptors.popitem()[1])
 
 
-def who_holds(folder: Path, device: str) -> Holder | None:
-    """Return who holds a device, as far as known: another session, or what has the lock file's name and is none.
+def who_holds(folder: Path, device: str, what: str = "lock") -> Holder | None:
+    """Return who has the lock of a device, as far as known: a session, or what has the file's name and is no lock file.
 
-    No file is written, and `folder` need not exist. Raises :class:`LockFolderError` if the file cannot be read.
+    With `what` = ``wish``: who waits for the device, and gets it next. No file is written, and `folder` need not exist.
+    Raises :class:`LockFolderError` if the file cannot be read.
     """
-    return _who_has(lock_path(folder, device))
-
-
-def who_is_next(folder: Path, device: str) -> Holder | None:
-    """Return who waits for a device and gets it next, in another session; None if nobody does."""
-    return _who_has(lock_path(folder, device, "wish"))
+    path = lock_path(folder, device, what)
+    try:
+        descriptor = open_lock_file(path, os.O_RDONLY)
+        try:
+            return (decode(read(descriptor)) or Holder.unknown()) if _is_locked(descriptor) else None
+        finally:
+            close(descriptor)
+    except FileNotFoundError:
+        return None
+    except NoLockFileError as error:
+        return Holder.unknown(error.about)
+    except OSError as error:
+        raise unusable(path, error) from error
 
 
 def who_keeps(folder: Path, device: str) -> Holder | None:
@@ -220,7 +222,7 @@ def who_keeps(folder: Path, device: str) -> Holder | None:
         return holder
     path = lock_path(folder, device)
     left = [one for one in psutil.process_iter() if one.pid != getpid() and _has_open(one, path)]
-    names = ", ".join(one.about for one in survivors(left))
+    names = ", ".join(survivors(left))
     return Holder.unknown(f"{names}, which {holder.test} has left") if names else holder
 
 
@@ -268,37 +270,17 @@ def _locked(folder: Path, path: Path) -> int | None:
     return None
 
 
-def _is_locked(path: Path) -> bool:
-    """Return True if another open file has the lock; False, too, if there is no lock file. Raises OSError."""
-    try:
-        descriptor = open_lock_file(path, os.O_RDONLY)
-    except (FileNotFoundError, NoLockFileError):
-        return False
+def _is_locked(descriptor: int) -> bool:
+    """Return True if another open file of the same lock file has the lock. Raises OSError."""
     try:
         # A shared lock, so that two concurrent calls do not take each other for the holder.
         flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        flock(descriptor, fcntl.LOCK_UN)
     except OSError as error:
         if error.errno in _HELD:
             return True
         raise
-    finally:
-        close(descriptor)
     return False
-
-
-def _who_has(path: Path) -> Holder | None:
-    try:
-        descriptor = open_lock_file(path, os.O_RDONLY)
-        try:
-            return (decode(read(descriptor)) or Holder.unknown()) if _is_locked(path) else None
-        finally:
-            close(descriptor)
-    except FileNotFoundError:
-        return None
-    except NoLockFileError as error:
-        return Holder.unknown(error.about)
-    except OSError as error:
-        raise unusable(path, error) from error
 
 
 def _describe(descriptor: int, holder: Holder) -> None:

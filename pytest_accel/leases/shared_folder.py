@@ -28,7 +28,7 @@ import secrets
 import stat
 from contextlib import suppress
 from functools import lru_cache
-from os import access, close, fchmod, fstat, link, pread, unlink
+from os import access, close, fchmod, fstat, link, lstat, pread, unlink
 from os import open as open_descriptor
 from pathlib import Path
 
@@ -42,14 +42,8 @@ _CONTENT_LIMIT = 256 * 1024
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
 _FOR_ALL = 0o666
-_OF_OTHER_ENTRIES = {
-    errno.ELOOP: "a symbolic link",
-    errno.EISDIR: "a directory",
-    errno.ENXIO: "a socket",
-    errno.EOPNOTSUPP: "a socket",  # On macOS.
-    errno.EACCES: "this user may not open it",
-}
-"""The errors of open(2) for an entry that no session has made, each with what it says about the entry."""
+_NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
+"""The errors of open(2) for an entry that no session has made: a symbolic link, a directory, a socket, or closed."""
 
 
 class LockFolderError(Exception):
@@ -59,7 +53,8 @@ class LockFolderError(Exception):
 class NoLockFileError(OSError):
     """Something has the name of a lock file and is none."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, mode: int) -> None:
+        what = f"its mode is {stat.filemode(mode)}, and not {stat.filemode(stat.S_IFREG | _FOR_ALL)}"
         super().__init__(errno.EINVAL, what, str(path))
         self.about = f"{path}, which is no lock file ({what})"
         """The path, and what is there."""
@@ -147,8 +142,8 @@ def create_shared(path: Path) -> None:
         unlink(temporary)
 
 
-def open_file(path: Path, flags: int) -> int:
-    """Open an existing regular file and return its descriptor.
+def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
+    """Open an existing lock file, which all users may write to, and return its descriptor.
 
     Raises :class:`NoLockFileError` for anything else, and OSError if no file can be opened.
     """
@@ -157,25 +152,15 @@ def open_file(path: Path, flags: int) -> int:
     try:
         descriptor = open_descriptor(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in _OF_OTHER_ENTRIES:
-            raise NoLockFileError(path, _OF_OTHER_ENTRIES[error.errno]) from None
+        if error.errno in _NOT_OPENED:
+            raise NoLockFileError(path, lstat(path).st_mode) from None
         raise
     mode = fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
-    close(descriptor)
-    raise NoLockFileError(path, "a directory" if stat.S_ISDIR(mode) else "no regular file")
-
-
-def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open an existing lock file, which all users may write to; see :func:`open_file`."""
-    descriptor = open_file(path, flags)
-    mode = stat.S_IMODE(fstat(descriptor).st_mode)
-    if mode & _FOR_ALL == _FOR_ALL:
-        return descriptor
     # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
+    if stat.S_ISREG(mode) and mode & _FOR_ALL == _FOR_ALL:
+        return descriptor
     close(descriptor)
-    raise NoLockFileError(path, f"its mode is {mode:04o}, and not 0666")
+    raise NoLockFileError(path, mode)
 
 
 def read(descriptor: int) -> bytes:

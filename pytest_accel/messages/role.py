@@ -28,7 +28,7 @@ class Role(NamedTuple):
     """Accepts connections from drivers."""
     store_port: StorePort | None
     """None in a world without a process group."""
-    held: tuple[int, ...] = ()
+    locks: tuple[int, ...] = ()
     """Descriptors of the lock files of the world's devices.
 
     A lock of this kind (flock(2)) belongs to the open file, which forks share: so the devices stay locked as long as

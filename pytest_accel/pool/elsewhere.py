@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_accel.core.world_key import WorldKey
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pytest_accel.leases.leases import HeldLease
     from pytest_accel.messages.session_spec import SessionSpec
     from pytest_accel.pool.local_starter import LocalStarter
-    from pytest_accel.pool.placement import Layout
     from pytest_accel.settings.options import Settings
 
 
@@ -40,6 +39,28 @@ class Elsewhere(Protocol):
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
         """Return the starter of ranks there."""
+
+
+class Layout(Protocol):
+    """The machines of the processes that a launcher has started, the driver's first."""
+
+    @property
+    def capacity(self) -> float:
+        """The maximum number of ranks of a world."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the machines."""
+
+    @property
+    def servers_here(self) -> tuple[int, ...]:
+        """The numbers of the fork servers of the driver's machine."""
+
+    def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
+        """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is."""
+
+    def machines_of(self, ranks: int, machines: int) -> Sequence[int]:
+        """Return the machine of each rank of a world for which there is no `shortage`."""
 
 
 class LaunchedMachines(Elsewhere, Protocol):

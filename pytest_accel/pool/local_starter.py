@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pytest_accel.core.kill import Survivor, kill_marked
-from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
+from pytest_accel.forkserver.server_messages import (
+    PreloadFailed,
+    RankExited,
+    ServerNote,
+    ServerReport,
+    StartFailed,
+    Survivors,
+    WorldStarted,
+)
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.shared_folder import LockFolderError
-from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
@@ -48,11 +53,11 @@ class LocalStarter:
         obstacles = self.leases.waiting(demand)
         return None if obstacles is None else Waiting(self.leases.what(demand), obstacles)
 
-    def pass_on(self, taken: HeldLease, unclaimed: Callable[[], None]) -> bool:
-        return self.leases.pass_on(taken, unclaimed)
+    def hand_on(self, taken: HeldLease) -> WorldDemand | None:
+        return self.leases.hand_on(taken)
 
-    def describe(self, taken: HeldLease, *, test: str | None = None, pids: Sequence[int] = ()) -> None:
-        self.leases.describe(taken, test=test, pids=pids or None)
+    def describe(self, taken: HeldLease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
+        self.leases.describe(taken, test=test, pids=pids)
 
     def give_back(self, taken: HeldLease, *, killed: bool) -> None:
         self.leases.give_back(taken, killed=killed)
@@ -63,7 +68,8 @@ class LocalStarter:
     def warm(self) -> None:
         """Start the fork server."""
         if self._server is None:
-            self._server = ForkServerClient(self.spec, self, self.spawn)
+            report = partial(report_to, self.reports)
+            self._server = ForkServerClient(self.spec, self.spawn, report, self._server_ended)
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
         self.warm()
@@ -86,31 +92,23 @@ class LocalStarter:
         server, self._server = self._server, None
         return server is None or await server.stop()
 
-    # Called by the fork server's client
-
-    def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
-        self.reports.started(world, pids)
-
-    def not_started(self, world: int, why: str) -> None:
-        self.reports.not_started(world, why)
-
-    def exited(self, world: int, rank: int, end: RankExit) -> None:
-        self.reports.exited(world, rank, end)
-
-    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        self.reports.left(world, processes)
-
-    def note(self, text: str) -> None:
-        self.reports.note(text)
-
-    def broken(self, text: str) -> None:
-        self.reports.broken_by(text)
-
-    def ended(self, server: int, loss: str | None) -> None:
-        """Report that the fork server has ended, and its ranks with it."""
+    def _server_ended(self, server: int, loss: str | None) -> None:
         self._server = None
-        why = (
-            f"the fork server ended twice while starting a world\n{tail(server_log_path(self.spec.directory, server))}"
-        )
-        cleanup = partial(kill_marked, self.spec.directory, server)
-        self.reports.lost_ranks(self, server, RankExit(ExitCause.SERVER_ENDED), why, cleanup)
+        self.reports.lost_ranks(self, server, loss)
+
+
+def report_to(reports: StarterReports, message: ServerReport) -> None:
+    """Report a message of a fork server to the pool."""
+    match message:
+        case WorldStarted(world, pids):
+            reports.started(world, pids)
+        case StartFailed(world, text):
+            reports.not_started(world, text)
+        case RankExited(world, rank, end):
+            reports.exited(world, rank, end)
+        case Survivors(processes):
+            reports.left(processes)
+        case ServerNote(text):
+            reports.note(text)
+        case PreloadFailed(text):
+            reports.broken_by(text)

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from pickle import dumps, loads
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Condition
 from traceback import format_exc
 from typing import Any, Protocol
 
-from pytest_accel.core.clock import monotonic
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.pool.pool_messages import (
+    Answer,
     CancelRequest,
     DriverMessage,
     EndWithUsageError,
-    FailIfWaiting,
+    GiveBackWorld,
     InterruptedTest,
     PoolError,
     PoolMessage,
-    ReleaseWorld,
+    RankEnded,
+    RequestWorld,
     ShowLine,
-    ShowWaiting,
-    SubmitDemand,
     WarmServer,
-    WatchExit,
     WorldGrant,
     WorldWanted,
 )
-
-WAITING_SHOWN_AFTER = 5.0
-"""Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
-WAITING_SHOWN_AGAIN = 60.0
-"""Seconds until the line is shown again."""
-
-Value = WorldGrant | PoolError | RankExit | None
-"""The values of an :class:`Answer`."""
-_Answers = SimpleQueue[Value]
 
 
 class Channel(Protocol):
@@ -60,11 +48,14 @@ class PoolClient:
     def __init__(self, send: Callable[[DriverMessage], None]) -> None:
         """`send` sends a message to the pool."""
         self._send = send
-        self._lock = Lock()
-        self._answers: dict[int, _Answers] = {}
+        self._changed = Condition()
+        """Held for each change of the attributes below."""
+        self._answers: dict[int, SimpleQueue[WorldGrant | PoolError]] = {}
         """The queue that gets the answer of each request; a request that was cancelled has none."""
-        self._last_number = 0
+        self._last_request = 0
         self._wanted: set[int] = set()
+        self._exits: dict[tuple[int, int], RankExit] = {}
+        """The exits of ranks of the driver's worlds, by world and rank."""
 
     @classmethod
     def over(cls, channel: Channel) -> PoolClient:
@@ -80,26 +71,41 @@ class PoolClient:
     def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
         """Wait for a world, or a lease without one, and return it; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PoolError` if the pool cannot provide that.
+        Raise :class:`PoolError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
+        and a world that the pool grants at that moment is given back.
         """
-        number, answers = self._expect()
-        self._send(SubmitDemand(number, demand))
-        return self._wait_for_world(number, answers, timeout)
+        with self._changed:
+            self._last_request += 1
+            request = self._last_request
+            answers = self._answers[request] = SimpleQueue()
+        try:
+            self._send(RequestWorld(request, demand, timeout))
+            answer = answers.get()
+        except KeyboardInterrupt:
+            raise  # The session ends; the controller cancels the request after showing what it waited for.
+        except BaseException:
+            with self._changed:
+                self._answers.pop(request, None)  # If the answer is on its way, `handle` gives the world back.
+            self._send(CancelRequest(request))
+            with suppress(Empty):
+                self._give_back_unused(answers.get_nowait())
+            raise
+        if isinstance(answer, PoolError):
+            raise answer
+        return answer
 
-    def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
-        """Return a world to the pool; see :meth:`Pool.release`."""
-        self._wanted.discard(world)
-        self._send(ReleaseWorld(world, kill_reason, noticed, retire))
+    def give_back(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
+        """Give a world back to the pool; see :meth:`Pool.give_back`."""
+        with self._changed:
+            self._wanted.discard(world)
+            self._exits = {key: end for key, end in self._exits.items() if key[0] != world}
+        self._send(GiveBackWorld(world, kill_reason, noticed, retire))
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
         """Return the exit status of a dead rank, or None if it is unknown after `timeout` seconds."""
-        number, answers = self._expect()
-        self._send(WatchExit(number, world, rank))
-        try:
-            end = answers.get(timeout=timeout)
-        except Empty:
-            return None
-        return end if isinstance(end, RankExit) else None
+        with self._changed:
+            self._changed.wait_for(lambda: (world, rank) in self._exits, timeout)
+            return self._exits.get((world, rank))
 
     def wanted(self, world: int) -> bool:
         """Return True if another request waits for the devices or slots of `world`."""
@@ -119,67 +125,28 @@ class PoolClient:
 
     def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""
-        if isinstance(message, WorldWanted):
-            self._wanted.add(message.world)
-            return
-        if isinstance(message.value, WorldGrant):  # A notice of its last use may have come after its return.
-            self._wanted.discard(message.value.spec.world)
-        with self._lock:
-            answers = self._answers.pop(message.number, None)
-            if answers is not None:
-                answers.put(message.value)
-        if answers is None and isinstance(message.value, WorldGrant):
-            self._release_unused(message.value)
+        unused = None
+        with self._changed:
+            match message:
+                case WorldWanted(world):
+                    self._wanted.add(world)
+                case RankEnded(world, rank, end):
+                    self._exits[world, rank] = end
+                    self._changed.notify_all()
+                case Answer(request, value):
+                    if isinstance(value, WorldGrant):  # A notice of its last use may have come after its return.
+                        self._wanted.discard(value.spec.world)
+                    if (answers := self._answers.pop(request, None)) is not None:
+                        answers.put(value)
+                    else:
+                        unused = value
+        if unused is not None:
+            self._give_back_unused(unused)
 
-    def _wait_for_world(self, number: int, answers: _Answers, timeout: float | None) -> WorldGrant:
-        """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not that for the ranks.
-
-        A line shows what a long wait is for. If the wait is interrupted, the request is cancelled, and a world that the
-        pool grants at that moment is returned.
-        """
-        began = monotonic()
-        waited, show_at, limit = 0.0, WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
-        try:
-            while True:
-                with suppress(Empty):
-                    answer = answers.get(timeout=max(0.0, min(show_at, limit) - waited))
-                    break
-                waited = monotonic() - began
-                if waited >= limit:
-                    self._send(FailIfWaiting(number, f"no devices came free within {timeout:g} s (--accel-wait)"))
-                    limit = math.inf
-                elif waited >= show_at:
-                    self._send(ShowWaiting(number, waited))
-                    show_at = waited + WAITING_SHOWN_AGAIN
-        except KeyboardInterrupt:
-            raise  # The session ends; the controller cancels the request after showing what it waited for.
-        except BaseException:
-            self._cancel(number)
-            with suppress(Empty):
-                granted = answers.get_nowait()
-                if isinstance(granted, WorldGrant):
-                    self._release_unused(granted)
-            raise
-        if isinstance(answer, PoolError):
-            raise answer
-        assert isinstance(answer, WorldGrant)
-        return answer
-
-    def _cancel(self, number: int) -> None:
-        """Cancel a request for a world. If its answer is on its way, `handle` returns the world."""
-        with self._lock:
-            self._answers.pop(number, None)
-        self._send(CancelRequest(number))
-
-    def _release_unused(self, granted: WorldGrant) -> None:
-        """Return a world that nobody waits for any more."""
-        self.release(granted.spec.world, "its driver has stopped waiting for it", frozenset(), False)
-
-    def _expect(self) -> tuple[int, _Answers]:
-        """Return the number of a new request, and the queue that gets its answer."""
-        self._last_number += 1
-        answers = self._answers[self._last_number] = SimpleQueue()
-        return self._last_number, answers
+    def _give_back_unused(self, answer: WorldGrant | PoolError) -> None:
+        """Give back a world that nobody waits for any more."""
+        if isinstance(answer, WorldGrant):
+            self.give_back(answer.spec.world, "its driver has stopped waiting for it", frozenset(), False)
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:
@@ -194,13 +161,3 @@ class PoolClient:
     def _fail(self, why: str) -> None:
         for answers in list(self._answers.values()):
             answers.put(PoolError(why))
-
-
-def waiting_line(waiting: str, seconds: float | None = None) -> str:
-    """Return the line that shows a waiting test to the user; `waiting` is the result of :meth:`Pool.waiting`."""
-    return f"accel: {waiting if seconds is None else waiting_text(waiting, seconds)}"
-
-
-def waiting_text(waiting: str, seconds: float) -> str:
-    """Return the text about a test that has waited for `seconds`; `waiting` is the result of :meth:`Pool.waiting`."""
-    return f"{waiting} (for {seconds:.0f} s now)"

@@ -1,4 +1,4 @@
-"""The fields of the pool's events (`core/record_events.py`), made from the pool's own objects. Pure functions."""
+"""The fields of the event of a world that starts (`core/record_events.py`). Pure functions."""
 
 from __future__ import annotations
 
@@ -7,18 +7,6 @@ from typing import Any
 
 from pytest_accel.core.device import Device, Share
 from pytest_accel.messages.world_spec import WorldSpec
-
-
-def device_found(device: Device, machine: int) -> dict[str, Any]:
-    """Return the fields of the event for a device of a machine."""
-    return {
-        "device": device.id,
-        "kind": device.kind,
-        "index": device.index,
-        "name": device.name,
-        "machine": machine,
-        "memory": device.memory,
-    }
 
 
 def world_starting(spec: WorldSpec, request: int) -> dict[str, Any]:

@@ -34,55 +34,37 @@ class WorldGrant:
     """The names of the machines of the ranks, each once."""
 
 
-# Driver to pool. Most of them call a method of `Pool`, whose docstring has the details.
+# Driver to pool
 
 
 class WarmServer(Struct, frozen=True):
     """Start the fork server."""
 
 
-class SubmitDemand(Struct, frozen=True):
-    """Request a world. An :class:`Answer` with `number` follows, unless the request is cancelled."""
+class RequestWorld(Struct, frozen=True):
+    """Request a world, and wait for its devices at most `timeout` seconds.
 
-    number: int
+    An :class:`Answer` with the same `request` follows, unless the request is cancelled.
+    """
+
+    request: int
     demand: WorldDemand
-
-
-class ShowWaiting(Struct, frozen=True):
-    """Show what the request `number` waits for, since it has waited for `seconds`."""
-
-    number: int
-    seconds: float
-
-
-class FailIfWaiting(Struct, frozen=True):
-    """Cancel the request `number` if it waits for leases, and answer it with an error that says `why`."""
-
-    number: int
-    why: str
+    timeout: float | None
 
 
 class CancelRequest(Struct, frozen=True):
-    """Cancel the request `number`, without an answer."""
+    """Cancel a request, without an answer."""
 
-    number: int
+    request: int
 
 
-class ReleaseWorld(Struct, frozen=True):
-    """Return a world, or a lease without one."""
+class GiveBackWorld(Struct, frozen=True):
+    """Give back a world, or a lease without one; see `Pool.give_back`."""
 
     world: int
     kill_reason: str | None
     noticed: frozenset[int]
     retire: bool
-
-
-class WatchExit(Struct, frozen=True):
-    """Ask for the exit status of a rank. An :class:`Answer` with `number` follows once the rank has ended."""
-
-    number: int
-    world: int
-    rank: int
 
 
 class InterruptedTest(Struct, frozen=True):
@@ -104,27 +86,17 @@ class EndWithUsageError(Struct, frozen=True):
     text: str
 
 
-DriverMessage = (
-    WarmServer
-    | SubmitDemand
-    | ShowWaiting
-    | FailIfWaiting
-    | CancelRequest
-    | ReleaseWorld
-    | WatchExit
-    | InterruptedTest
-    | ShowLine
-    | EndWithUsageError
-)
+PoolRequest = WarmServer | RequestWorld | CancelRequest | GiveBackWorld | InterruptedTest
+DriverMessage = PoolRequest | ShowLine | EndWithUsageError
 
 # Pool to driver
 
 
 class Answer(Struct, frozen=True):
-    """The answer to :class:`SubmitDemand` or :class:`WatchExit` with the same `number`."""
+    """The answer to the :class:`RequestWorld` with the same `request`."""
 
-    number: int
-    value: WorldGrant | PoolError | RankExit | None
+    request: int
+    value: WorldGrant | PoolError
 
 
 class WorldWanted(Struct, frozen=True):
@@ -133,4 +105,12 @@ class WorldWanted(Struct, frozen=True):
     world: int
 
 
-PoolMessage = Answer | WorldWanted
+class RankEnded(Struct, frozen=True):
+    """A rank of a world that the driver has, or will get, has ended."""
+
+    world: int
+    rank: int
+    end: RankExit
+
+
+PoolMessage = Answer | WorldWanted | RankEnded

@@ -6,10 +6,9 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pytest_accel.core.kill import Survivor
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.rank_exit import RankExit
@@ -62,15 +61,13 @@ class StarterReports(Protocol):
     def exited(self, world: int, rank: int, end: RankExit) -> None:
         """Note that a rank has ended."""
 
-    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        """Note which processes of a world live on although they were killed; none: all have ended."""
+    def left(self, processes: Iterable[str]) -> None:
+        """Note processes that live on although they were killed at the end of their fork server."""
 
-    def lost_ranks(
-        self, starter: Starter[Any], server: int, end: RankExit, why: str, cleanup: Callable[[], Iterable[Survivor]]
-    ) -> None:
-        """Note that the fork server `server` of `starter` has ended, and all its ranks with it: their end is `end`.
+    def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
+        """Note that the fork server `server` of `starter` has ended, and all its ranks with it.
 
-        `why` says what has ended. `cleanup` kills what is left, and returns the processes that cannot be killed.
+        `loss` is the name of its machine, and why this counts as lost; None if it does not.
         """
 
     def note(self, text: str) -> None:
@@ -102,14 +99,14 @@ class Starter(Protocol[Own]):
     def waiting(self, demand: WorldDemand) -> Waiting | None:
         """Return what a call of :meth:`take` waits for; None if there is no such call, or it need not wait."""
 
-    def pass_on(self, taken: Own, unclaimed: Callable[[], None]) -> bool:
-        """Give what a returned world has to the next call of :meth:`take` for it, if that has an equal need.
+    def hand_on(self, taken: Own) -> WorldDemand | None:
+        """Give what a returned world has to the first call of :meth:`take` that waits for it.
 
-        Return False if there is no such call. Otherwise that call returns `taken`; if it is cancelled first,
-        `unclaimed` is called, and the world still has it.
+        Cancel the call, and return its demand, whose request gets the world. Return None, without effect, if the call
+        has another key.
         """
 
-    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] = ()) -> None:
+    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
         """Tell other sessions which test uses what was taken, or which processes."""
 
     def give_back(self, taken: Own, *, killed: bool) -> None:

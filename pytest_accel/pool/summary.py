@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.device import Device
-from pytest_accel.core.kill import Survivor
 from pytest_accel.core.truncation import LAST_OUTPUT
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
@@ -42,31 +39,14 @@ class PoolSummary:
         if text not in self.notes:
             self.notes.append(text)
 
-    def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
-        """Report that a rank has died between tests, or in a test that has passed."""
-        self._add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
-
-    def add_unknown_teardown(self, world: PooledWorld) -> None:
-        """Report that the fork server has ended while the ranks tore down their session fixtures."""
-        self._add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
-
     def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
         if end == exited(FAILED_BY_HOOK):
-            self._add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
-            return
-        deadline = world.retire_deadline
-        if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
-            self._add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
-            return
-        self._add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
-
-    def add_left(self, processes: Iterable[Survivor], devices: Sequence[Device] = ()) -> None:
-        """Report `processes`, which could not be killed, and the `devices` that they may use."""
-        names = ", ".join(dict.fromkeys(device.id for device in devices))
-        locked = f" (its test had {names})" if names else ""
-        for process in processes:
-            self.errors.append(f"{process.about} could not be killed{locked}")
+            self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
+        elif end != exited(-signal.SIGKILL) or world.kill_at is None or monotonic() < world.kill_at:
+            self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
+        else:
+            self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
@@ -87,7 +67,7 @@ class PoolSummary:
             return
         self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
-    def _add_problem(
+    def add_problem(
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
     ) -> None:
         """Add an error of a rank, with its log; `end` is the exit that is the error."""

@@ -16,14 +16,14 @@ import pytest
 from pytest_accel.compat.pytest_shims import ask_before_debugging, set_terminal_file, terminal_file
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import TerminalRequest, TerminalReturned
-from pytest_accel.rank.driver_connection import DriverConnection
+from pytest_accel.rank.link_to_driver import LinkToDriver
 
 
 class RankDebugger:
     """Pytest plugin of a rank: requests the driver's terminal before a debugger starts, and returns it afterwards."""
 
     def __init__(self, listener: socket) -> None:
-        self.driver: DriverConnection | None = None
+        self.driver: LinkToDriver | None = None
         """The driver of the running test, which can lend its terminal; None: no test runs."""
         self._listener = listener
         self._pid = getpid()

@@ -6,7 +6,6 @@ and assertion rewriting work as usual.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from contextlib import suppress
 from functools import cached_property
@@ -29,8 +28,9 @@ from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
-from pytest_accel.rank.driver_connection import DriverConnection
+from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
+from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
 from pytest_accel.rank.runner import TestRunner
@@ -63,6 +63,7 @@ class RankPlugin:
         context: RankContext,
         listener: socket,
         store_port: StorePort | None,
+        late_variables: LateVariables,
         output: RankOutput,
     ) -> None:
         self.context = context
@@ -71,10 +72,9 @@ class RankPlugin:
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None: it has not ended."""
-        self._began_with_torch = "torch" in sys.modules
         self._listener = listener
         self._store_port = store_port
-        self._collector = RankCollector()
+        self._collector = RankCollector(late_variables)
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
@@ -155,12 +155,12 @@ class RankPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
         # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
-        if self._began_with_torch and self._problem is not None:
+        if self._collector.late_variables.active and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True
         while not self.retired:
-            driver = DriverConnection(self._listener)
+            driver = LinkToDriver(self._listener)
             driver.send(Ready())
             self._serve(session, driver)
         return True
@@ -178,7 +178,7 @@ class RankPlugin:
         """Wait for a driver, and send it the reason why this rank cannot run tests."""
         self.served = True
         with suppress(OSError):
-            driver = DriverConnection(self._listener)
+            driver = LinkToDriver(self._listener)
             text = "\n".join([problem.text, *self._collector.errors])
             driver.send(CannotRun(text, problem.headline))
 
@@ -209,7 +209,7 @@ class RankPlugin:
             assert self._store_port is not None
             process_group.prepare(context, self._store_port)
 
-    def _serve(self, session: pytest.Session, driver: DriverConnection) -> None:
+    def _serve(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Run tests until this driver returns the world, by closing its connection, or the pool retires the rank."""
         while True:
             try:

@@ -39,8 +39,8 @@ from pytest_accel.rank import device_memory, flight_recorder, group_state, torch
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
-from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck, check_failed
+from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
 from pytest_accel.settings.options import RECORD, output_path
@@ -50,7 +50,7 @@ from pytest_accel.settings.options import RECORD, output_path
 class _Test:
     """The state of one test, from its request to its last message."""
 
-    driver: DriverConnection
+    driver: LinkToDriver
     request: RunTest
     item: pytest.Item | None = None
     """None until the test is found, and if its file is skipped."""
@@ -59,7 +59,7 @@ class _Test:
     phase: When = "setup"
     """The phase that runs, or that ran last."""
     interruption: BaseException | None = None
-    """The exception to raise instead of the call; see `DriverConnection.wait_for_call`."""
+    """The exception to raise instead of the call; see `LinkToDriver.wait_for_call`."""
     in_phase: bool = False
     """True while a phase runs: a report that is made then is not that of the phase."""
     reported: set[str] = field(default_factory=set)
@@ -116,7 +116,7 @@ class TestRunner:
         if self._context.in_test and self._test.in_phase:
             pytest.fail("timed out", pytrace=False)
 
-    def collect(self, session: pytest.Session, driver: DriverConnection, request: CollectFile) -> None:
+    def collect(self, session: pytest.Session, driver: LinkToDriver, request: CollectFile) -> None:
         """Collect the file of a test that `driver` is about to request, and answer whether the rank has the test."""
         node, problem = request.node, ""
         session.config.stash[OWNERS].decide(request.project_marks)
@@ -143,7 +143,7 @@ class TestRunner:
             unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
             driver.send(Collected(families, unexpected, problem, self._is_prepared()))
 
-    def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
+    def run(self, session: pytest.Session, driver: LinkToDriver, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
         self._context.tests += 1
         self._context.exchanges.clear()
@@ -187,7 +187,7 @@ class TestRunner:
         self._collector.keep_setup(item, following, request.next)
         self._finish(test)
 
-    def tear_down(self, session: pytest.Session, driver: DriverConnection) -> None:
+    def tear_down(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Tear down all fixtures after the last test, and answer `driver`."""
         try:
             driver.send(self._collector.tear_down_all(session))

@@ -57,7 +57,7 @@ def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(s
         from pytest_accel.pool import pool
 
         # Each server of this session is stopped, so nothing that these timeouts wait for comes.
-        pool._ANSWER_TICKS = 3
+        pool._ANSWER_TIMEOUT = 3.0
         pool.RETIRE_TIMEOUT = pool._REPORTING_TIMEOUT = client._STOP_TIMEOUT = 1.0
         """,
     )

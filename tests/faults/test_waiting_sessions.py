@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 
 import pytest
-from pytest_accel.pool import pool_client
+from pytest_accel.pool import pool
 
-pool_client.WAITING_SHOWN_AFTER = 0.0
-pool_client.WAITING_SHOWN_AGAIN = 0.2
+pool.WAITING_SHOWN_AFTER = 0.0
+pool.WAITING_SHOWN_AGAIN = 0.2
+pool._TICK_INTERVAL = 0.1
 
 
 @pytest.fixture

@@ -286,16 +286,9 @@ def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unk
             "accel_preload, and each rank imports it itself",
             id="threads",
         ),
-        pytest.param(
-            "seeding",
-            "ranks cannot be forked from a process that has imported seeding: the import seeds torch's generators, and "
-            "each rank begins with a seed of its own; remove it from accel_preload, and each rank imports it itself",
-            id="seed",
-        ),
     ],
 )
 def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: str, text: str) -> None:
-    preload_suite.write("site-packages/seeding.py", "import torch\n\ntorch.manual_seed(0)\n")
     preload_suite.ini(f"accel_preload = heavy {name}")
     preload_suite.write("test_one.py", _TEST.format(name="os") + "\n    def test_unmarked():\n        pass\n")
     run = preload_suite.run()

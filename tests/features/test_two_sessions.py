@@ -86,6 +86,7 @@ def test_what_another_user_puts_in_place_of_lock_files_holds_these_devices(suite
     )
     run = suite.run("--accel=sim:4,shared", "--accel-wait=0")
     run.expect({"test_free": "PASSED", "test_held": "ERROR"})
-    for path, what in zip(paths, ("a directory", "no regular file", "a symbolic link"), strict=True):
+    for path, what in zip(paths, ("drwxr-xr-x", "prw-r--r--", "lrwxrwxrwx"), strict=True):
         device = path.stem.removeprefix("pytest-accel-")
-        assert f"{device} is held by {path}, which is no lock file ({what})" in run.failure("test_held")
+        about = f"{device} is held by {path}, which is no lock file (its mode is {what}, and not -rw-rw-rw-)"
+        assert about in run.failure("test_held")

@@ -11,22 +11,29 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 
 from pytest_accel.core import session_folder
-from pytest_accel.core.kill import Survivor
 from pytest_accel.core.paths import socket_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
+from pytest_accel.forkserver.server_messages import (
+    PreloadFailed,
+    RankExited,
+    ServerReport,
+    StartFailed,
+    WorldStarted,
+)
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from tests.deadline import TIMEOUT, eventually, scaled
 
+_Report = TypeVar("_Report")
 KILLED = RankExit(ExitCause.EXITED, -signal.SIGKILL)
 CONFTEST = """
     import os, subprocess, sys
@@ -47,45 +54,26 @@ CONFTEST = """
 
 
 class ReportQueue:
-    """Reports of a fork server, which a test awaits by their names."""
+    """Messages of a fork server, which a test awaits by their types, and its end."""
 
     def __init__(self) -> None:
-        self.came: list[tuple[Any, ...]] = []
+        self.came: list[Any] = []
         self._changed = asyncio.Event()
 
-    def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
-        self._add("started", world, pids, port)
-
-    def not_started(self, world: int, why: str) -> None:
-        self._add("not_started", world, why)
-
-    def exited(self, world: int, rank: int, end: RankExit) -> None:
-        self._add("exited", world, rank, end)
-
-    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        self._add("left", world, processes)
-
-    def note(self, text: str) -> None:
-        self._add("note", text)
-
-    def broken(self, text: str) -> None:
-        self._add("broken", text)
-
-    def ended(self, server: int, loss: str | None) -> None:
-        self._add("ended", server, loss)
-
-    def _add(self, *report: Any) -> None:
+    def add(self, report: ServerReport | str) -> None:
         self.came.append(report)
         self._changed.set()
 
-    async def next(self, name: str, *beginning: object) -> tuple[Any, ...]:
-        """Wait for a report with this name and these first arguments, remove it, and return the other arguments."""
-        wanted = (name, *beginning)
+    def ended(self, server: int, loss: str | None) -> None:
+        self.add(f"server {server} has ended: {loss}")
+
+    async def next(self, form: type[_Report], **fields: object) -> _Report:
+        """Wait for a report of the type `form` with these fields, remove it, and return it."""
         while True:
             for report in self.came:
-                if report[: len(wanted)] == wanted:
+                if isinstance(report, form) and all(getattr(report, name) == fields[name] for name in fields):
                     self.came.remove(report)
-                    return report[len(wanted) :]
+                    return report
             self._changed.clear()
             await asyncio.wait_for(self._changed.wait(), scaled(TIMEOUT))
 
@@ -174,7 +162,7 @@ def run(suite: RankSuite, test: Callable[[ForkServerClient, ReportQueue], Awaita
 
     async def main() -> None:
         reports = ReportQueue()
-        server = ForkServerClient(suite.spec, reports, spawn_here)
+        server = ForkServerClient(suite.spec, spawn_here, reports.add, reports.ended)
         try:
             await test(server, reports)
         finally:
@@ -189,18 +177,18 @@ def test_ranks_start_and_end_as_they_are_told(suite: RankSuite) -> None:
     async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         server.start(suite.world(1, ranks=2))
         server.start(suite.world(2))
-        pids, port = await reports.next("started", 1)
-        ((other,), _) = await reports.next("started", 2)
+        started = await reports.next(WorldStarted, world=1)
+        (other,) = (await reports.next(WorldStarted, world=2)).pids
+        pids, port = started.pids, started.port
         assert len({*pids, other}) == 3
-        assert port > 0
+        assert port is not None
         left = [int(pid) for rank in pids for pid in (await suite.facts(rank))[:2]]
         server.kill(1)
         for rank in range(2):
-            assert await reports.next("exited", 1, rank) == (KILLED,)
+            assert (await reports.next(RankExited, world=1, rank=rank)).exit == KILLED
         await soon(lambda: not any(map(lives, (*pids, *left))))
         os.kill(other, signal.SIGTERM)
-        assert await reports.next("exited", 2, 0) == (RankExit(ExitCause.EXITED, -signal.SIGTERM),)
-        reports.came = [report for report in reports.came if report[0] != "left"]
+        assert (await reports.next(RankExited, world=2, rank=0)).exit == RankExit(ExitCause.EXITED, -signal.SIGTERM)
         server.kill(1)  # It has ended.
 
     run(suite, test)
@@ -214,8 +202,8 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
         server.start(suite.world(1, ranks=2), [descriptor])
         server.start(suite.world(2))  # Its ranks do not have the lock.
         os.close(descriptor)
-        pids, _ = await reports.next("started", 1)
-        ((other,), _) = await reports.next("started", 2)
+        pids = (await reports.next(WorldStarted, world=1)).pids
+        (other,) = (await reports.next(WorldStarted, world=2)).pids
         for pid in (*pids, other):
             await suite.facts(pid)
         assert suite.is_locked()
@@ -226,7 +214,7 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
         descriptor = suite.take_lock()
         server.start(suite.world(3, env=(("VARIABLE", "set"),)), [descriptor])
         os.close(descriptor)
-        ((pid,), _) = await reports.next("started", 3)
+        (pid,) = (await reports.next(WorldStarted, world=3)).pids
         *_, variable = await suite.facts(pid)
         assert variable == "set"  # The rank is a new interpreter.
         assert suite.is_locked()
@@ -237,8 +225,8 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
         Path(socket_path(suite.spec.directory, 4, 0)).touch()
         server.start(suite.world(4), [descriptor])
         os.close(descriptor)
-        (why,) = await reports.next("not_started", 4)
-        assert "Address already in use" in why
+        failed = await reports.next(StartFailed, world=4)
+        assert "Address already in use" in failed.text
         assert not suite.is_locked()
         reports.came.clear()
 
@@ -251,13 +239,14 @@ _CONTROLLER = """
 
     from tests.forkserver.test_client import ReportQueue, RankSuite
     from pytest_accel.forkserver.client import ForkServerClient
+    from pytest_accel.forkserver.server_messages import WorldStarted
     from pytest_accel.forkserver.server_process import spawn_here
 
     async def main():
         suite, reports = RankSuite(Path(sys.argv[1])), ReportQueue()
-        server = ForkServerClient(suite.spec, reports, spawn_here)
+        server = ForkServerClient(suite.spec, spawn_here, reports.add, reports.ended)
         server.start(suite.world(1), [suite.take_lock()])
-        ((rank,), _) = await reports.next("started", 1)
+        (rank,) = (await reports.next(WorldStarted, world=1)).pids
         program, child, _ = await suite.facts(rank)
         print(server._process.process.pid, rank, program, child, flush=True)
         await asyncio.Event().wait()
@@ -298,13 +287,13 @@ def test_the_end_of_a_server_is_reported(suite: RankSuite) -> None:
         descriptor = suite.take_lock()
         server.start(suite.world(1), [descriptor])
         os.close(descriptor)
-        ((pid,), _) = await reports.next("started", 1)
+        (pid,) = (await reports.next(WorldStarted, world=1)).pids
         await suite.facts(pid)
         parent = psutil.Process(pid).ppid()
         os.kill(parent, signal.SIGSTOP)
         for _ in range(10_000):  # More than fits into the socket, so that the server is killed.
             server.kill(2)
-        assert await reports.next("ended", 0) == (None,)
+        assert await reports.next(str) == "server 0 has ended: None"
         await soon(lambda: not lives(pid))
         server.start(suite.world(2))
         server.kill(2)
@@ -320,7 +309,7 @@ def test_a_server_that_imports_blocks_nobody(suite: RankSuite) -> None:
         world = suite.world(1)
         large = {**world.workers[0], "mainargv": ["x" * (1 << 22)]}
         server.start(WorldSpec(1, world.key, workers=(large,)))  # More than fits into the socket.
-        await reports.next("started", 1)
+        await reports.next(WorldStarted, world=1)
 
     run(suite, test)
 
@@ -337,8 +326,8 @@ def test_a_module_that_cannot_be_preloaded_is_reported(tmp_path: Path) -> None:
     suite = RankSuite(tmp_path, preload=("no_such_module",))
 
     async def test(server: ForkServerClient, reports: ReportQueue) -> None:
-        (text,) = await reports.next("broken")
+        text = (await reports.next(PreloadFailed)).text
         assert text.startswith("accel_preload: no_such_module cannot be imported where ranks are forked: ")
-        await reports.next("ended", 0)
+        await reports.next(str)
 
     run(suite, test)

@@ -36,6 +36,8 @@ class RandomSession:
         """The leases that were granted and not returned."""
         self._idle: list[HeldLease] = []
         self._left: set[asyncio.Task[None]] = set()
+        self._handed_over: dict[int, HeldLease] = {}
+        """The leases that tests have handed over, by the id of the demand that gets them."""
         self._leases = session("sim:4,shared", slots=3, on_wanted=self._wanted)
 
     def _note(self, word: str, lease: HeldLease) -> None:
@@ -78,7 +80,7 @@ class RandomSession:
         if idle is not None:
             self._idle.remove(idle)
             return idle
-        request = asyncio.ensure_future(self._leases.take(demand))
+        request = asyncio.create_task(self._leases.take(demand))
         if self._draw.random() < 0.2:
             await asyncio.sleep(self._draw.random() * LONGEST)
             request.cancel()
@@ -86,18 +88,25 @@ class RandomSession:
             lease = await request
         except asyncio.CancelledError:
             assert self._leases.waiting(demand) is None
-            return None
-        if lease not in self._worlds:  # Else it was passed on.
-            self._worlds.add(lease)
-            self._note("got", lease)
+            return self._handed_over.pop(id(demand), None)
+        self._worlds.add(lease)
+        self._note("got", lease)
         return lease
+
+    def _hand_over(self, lease: HeldLease) -> bool:
+        """Give a lease to the next test if that is possible."""
+        demand = self._leases.hand_on(lease)
+        if demand is None:
+            return False
+        self._handed_over[id(demand)] = lease
+        return True
 
     async def _run_test(self) -> None:
         lease = await self._take(self._demand())
         if lease is None:
             return
         await asyncio.sleep(self._draw.random() * LONGEST)
-        if lease.devices and self._leases.pass_on(lease, lambda: self._end(lease)):
+        if lease.devices and self._hand_over(lease):
             return
         if lease.wanted or lease.slots or self._draw.random() < 0.5:
             self._end(lease)

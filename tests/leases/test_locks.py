@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.leases.holder import Holder, decode
-from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_is_next, who_keeps
+from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, default_folder, file_name, lock_path
 from tests.deadline import eventually
 
@@ -204,9 +204,9 @@ def test_no_two_sessions_wait_for_each_others_wishes(make: Make) -> None:
 
 def test_who_is_next_is_named(folder: Path, make: Make) -> None:
     locks = make()
-    assert who_is_next(folder, "a") is None
+    assert who_holds(folder, "a", "wish") is None
     locks.wish({"a": ME})
-    assert who_is_next(folder, "a") == ME
+    assert who_holds(folder, "a", "wish") == ME
 
 
 # Lock files, and what has their names
@@ -302,11 +302,11 @@ def _closed_file(path: Path) -> None:
 
 
 OTHER_ENTRIES: dict[str, Callable[[Path], object]] = {
-    "a symbolic link": lambda path: path.symlink_to(path.with_name("precious")),
-    "a directory": Path.mkdir,
-    "a socket": _socket,
-    "no regular file": os.mkfifo,
-    "its mode is 0644, and not 0666": _closed_file,
+    "lrwxrwxrwx": lambda path: path.symlink_to(path.with_name("precious")),
+    "drwxr-xr-x": Path.mkdir,
+    "srwxr-xr-x": _socket,
+    "prw-r--r--": os.mkfifo,
+    "-rw-r--r--": _closed_file,
 }
 
 
@@ -327,9 +327,8 @@ def test_something_else_with_the_name_of_a_lock_file_holds_the_device(
     assert locks.lock("GPU-2")
     assert not locks.is_wished_elsewhere("GPU-2")
     assert wishes(locks, ["GPU-2"]) == ""
-    assert (
-        str(who_holds(folder, "GPU-1")) == str(who_keeps(folder, "GPU-1")) == f"{path}, which is no lock file ({what})"
-    )
+    about = f"{path}, which is no lock file (its mode is {what}, and not -rw-rw-rw-)"
+    assert str(who_holds(folder, "GPU-1")) == str(who_keeps(folder, "GPU-1")) == about
     assert target.exists() != dangling
     assert dangling or target.read_text() == "precious"
     if path.is_dir() and not path.is_symlink():
@@ -526,7 +525,13 @@ def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder
     # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
     path.chmod(0o644)
     os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
-    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (its mode is 0644, and not 0666)"
+    assert (
+        as_another_user(REFUSED, str(folder))
+        == f"{path}, which is no lock file (its mode is -rw-r--r--, and not -rw-rw-rw-)"
+    )
     path.chmod(0o600)
     os.chown(path, 0, -1)
-    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (this user may not open it)"
+    assert (
+        as_another_user(REFUSED, str(folder))
+        == f"{path}, which is no lock file (its mode is -rw-------, and not -rw-rw-rw-)"
+    )

@@ -7,7 +7,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,16 +27,22 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import default_folder
-from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import (
+    Answer,
+    CancelRequest,
+    PoolError,
+    PoolMessage,
+    RequestWorld,
+    WorldGrant,
+)
 from pytest_accel.pool.pool_service import client_here
 from pytest_accel.pool.starter import StarterReports
 from pytest_accel.session_pool import SessionStarters
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
-from tests.deadline import eventually
+from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, Agents, TableCluster
 from tests.pool.plain_workers import PlainWorkers
 
@@ -79,10 +85,14 @@ TESTS = """
 
 
 class Unconcerned:
-    """A driver that keeps its world although another request waits for it."""
+    """A driver with one request, which keeps its world although another request waits for it."""
 
-    def on_wanted(self, world: int) -> None:
-        pass
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
+
+    def handle(self, message: PoolMessage) -> None:
+        if isinstance(message, Answer):
+            self.answers.put(message.value)
 
 
 @dataclass(eq=False)
@@ -93,18 +103,19 @@ class ClusterPool:
     agents: Agents
     table: TableCluster
     suite: Path
-    last: int = 0
-    """The number of the last request."""
+    last: Unconcerned = field(default_factory=Unconcerned)
+    """The driver of the last request."""
 
-    def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | PoolError]:
+    def request(self, key: WorldKey, timeout: float | None = None) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
-        answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
-        self.last = self.pool.call(self.pool.acquire, WorldDemand(key, HOLDER), Unconcerned(), answers.put)
-        return answers
+        self.last = Unconcerned()
+        self.pool.call(self.pool.serve, self.last, RequestWorld(1, WorldDemand(key, HOLDER), timeout))
+        return self.last.answers
 
     def waiting(self) -> str | None:
         """Return what the last request waits for."""
-        return self.pool.call(self.pool.waiting, self.last)
+        requests = self.pool.call(lambda: [one.id for one in self.pool.requests.values() if one.driver is self.last])
+        return self.pool.call(self.pool.waiting, requests[0]) if requests else None
 
     def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
@@ -146,12 +157,6 @@ class ClusterPool:
         self.table.lose(node)
         self.agent(node).kill()
 
-    def wait_exit(self, world: World, rank: int) -> RankExit | None:
-        """Wait until `rank` has ended, and return its exit."""
-        exits: queue.SimpleQueue[RankExit | None] = queue.SimpleQueue()
-        self.pool.call(self.pool.watch_exit, world.number, rank, exits.put)
-        return exits.get(timeout=60)
-
 
 def device_ids(world: World) -> list[str]:
     return [device.id for device in world.grant.spec.devices]
@@ -177,7 +182,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     def starters(reports: StarterReports) -> SessionStarters:
         return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, table, reports)
 
-    pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), starters=starters)
+    pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), show=print, starters=starters)
     try:
         for _ in devices:
             agents.start()
@@ -238,13 +243,12 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
 ) -> None:
     world = one_node.acquire(PAIR)
     cancelled = one_node.request(ONE)
-    one_node.pool.call(one_node.pool.cancel, one_node.last)
-    failed = one_node.request(ONE)
+    one_node.pool.call(one_node.pool.serve, one_node.last, CancelRequest(1))
+    failed = one_node.request(ONE, scaled(3.0))
     one_node.pool.call(int)
     waits = f"a test waits for a place on the cluster: {CROWDED}"
     eventually("the place to be awaited", lambda: one_node.waiting() == waits)
-    one_node.pool.call(one_node.pool.fail_if_waiting, one_node.last, "no devices came free")
-    assert str(failed.get(timeout=60)) == f"no devices came free\n{CROWDED}"
+    assert str(failed.get(timeout=60)).endswith(f" (--accel-wait)\n{CROWDED}")
     served = one_node.request(ONE)
     world.close()
     single = one_node.get(served)

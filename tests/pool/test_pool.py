@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.kill import Survivor
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
@@ -21,13 +20,22 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import VARIABLE
-from pytest_accel.messages.rank_exit import exited
+from pytest_accel.messages.rank_exit import RankExit, exited
 from pytest_accel.messages.rank_messages import RETIRED
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import (
+    Answer,
+    CancelRequest,
+    PoolError,
+    PoolMessage,
+    RankEnded,
+    RequestWorld,
+    WorldGrant,
+    WorldWanted,
+)
 from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
@@ -36,7 +44,7 @@ from tests.pool.plain_workers import PlainWorkers
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")
-NO_PIDS = tuple(range(2**30, 2**30 + 4))
+NO_PIDS = tuple(range(2**30, 2**30 + 30))
 """Process ids that no process has."""
 CPU = WorldKey("cpu", None, 2, grouped=True)
 
@@ -100,8 +108,10 @@ class SimulatedSession:
 
     pool: Pool
     answers: queue.SimpleQueue[tuple[int, WorldGrant | PoolError]] = field(default_factory=queue.SimpleQueue)
-    waiting: dict[int, int] = field(default_factory=dict)
-    """The pool's number of each request without an answer, by the number that the test has given it."""
+    waiting: set[int] = field(default_factory=set)
+    """The requests without an answer."""
+    ended: list[tuple[int, int, RankExit]] = field(default_factory=list)
+    """The exits of ranks that drivers were told."""
     worlds: dict[int, WorldGrant] = field(default_factory=dict)
     """The worlds that drivers have."""
     wanted: set[int] = field(default_factory=set)
@@ -118,31 +128,39 @@ class SimulatedSession:
             2,
             workers=PlainWorkers(),
             record=Recorders(),
+            show=print,
             starters=lambda reports: OneMachine(spec, reports),
         )
         return cls(pool)
 
-    def on_wanted(self, world: int) -> None:
-        self.wanted.add(world)
+    def handle(self, message: PoolMessage) -> None:
+        match message:
+            case Answer(request, value):
+                self.answers.put((request, value))
+            case WorldWanted(world):
+                self.wanted.add(world)
+            case RankEnded(world, rank, end):
+                self.ended.append((world, rank, end))
 
-    def request(self, wanted: WorldKey) -> int:
+    def request(self, wanted: WorldKey, timeout: float | None = None) -> int:
         self.last += 1
-        number = self.last
-        demand = WorldDemand(wanted, Holder.here(f"test {number}"))
-        answer = self.answers.put
-        self.waiting[number] = self.pool.call(self.pool.acquire, demand, self, lambda given: answer((number, given)))
-        return number
+        demand = WorldDemand(wanted, Holder.here(f"test {self.last}"))
+        self.waiting.add(self.last)
+        self.pool.call(self.pool.serve, self, RequestWorld(self.last, demand, timeout))
+        return self.last
 
     def cancel(self, number: int) -> None:
-        self.pool.call(self.pool.cancel, self.waiting.pop(number))
+        self.waiting.remove(number)
+        self.pool.call(self.pool.serve, self, CancelRequest(number))
 
     def receive(self, timeout: float = 30.0) -> WorldGrant | None:
         """Wait for an answer; return the world that a driver has got, or None if its request was cancelled before."""
         number, answer = self.answers.get(timeout=timeout)
         assert isinstance(answer, WorldGrant), answer
-        if self.waiting.pop(number, None) is None:
-            self.pool.call(self.pool.release, answer.spec.world, None, frozenset())
+        if number not in self.waiting:
+            self.pool.call(self.pool.give_back, answer.spec.world, None, frozenset())
             return None
+        self.waiting.remove(number)
         assert answer.spec.world not in self.worlds, "a world was given to two drivers"
         self.worlds[answer.spec.world] = answer
         return answer
@@ -150,7 +168,7 @@ class SimulatedSession:
     def give_back(self, number: int, kill_reason: str | None = None, *, retire: bool = False) -> None:
         self.wanted.discard(number)
         del self.worlds[number]
-        self.pool.call(self.pool.release, number, kill_reason, frozenset(range(9)), retire)
+        self.pool.call(self.pool.give_back, number, kill_reason, frozenset(range(9)), retire)
 
 
 @pytest.fixture
@@ -253,43 +271,51 @@ def test_an_idle_world_of_another_session_is_given_up_at_once(folder: Path, tmp_
         session.pool.close(gracefully=True)
 
 
-def test_a_killed_process_that_takes_a_while_to_end_is_no_error(folder: Path, tmp_path: Path) -> None:
+def test_idle_ranks_end_if_there_are_too_many_of_them(folder: Path, tmp_path: Path) -> None:
     session = SimulatedSession.start(tmp_path / "a")
-    session.request(key(1))
+    grants = []
+    for _ in range(2):
+        for kind in ("one", "other"):
+            session.request(WorldKey("cpu", None, 2, grouped=True, env=((kind, ""),)))
+            grants.append(session.receive())
+            assert grants[-1] is not None
+            session.give_back(grants[-1].spec.world)
+    one, other, again, _ = grants
+    assert one is not None
+    assert other is not None
+    assert again is not None
+    assert (again.spec.world, again.warm) == (one.spec.world, True)
+    session.request(WorldKey("cpu", None, 30, grouped=True))
+    large = session.receive()
+    assert large is not None
+    session.give_back(large.spec.world)
+    left = session.pool.call(lambda: list(session.pool.worlds))
+    assert left == [large.spec.world], "the last one stays, however many ranks it has"
+    session.pool.close(gracefully=False)
+
+
+def test_the_driver_is_told_how_a_rank_has_ended(folder: Path, tmp_path: Path) -> None:
+    session = SimulatedSession.start(tmp_path / "a")
+    session.request(CPU)
     grant = session.receive()
     assert grant is not None
-    left = Survivor(2**30, 0.0, "process 1073741824 (it; user ci, running)")
-    session.pool.call(session.pool.left, grant.spec.world, (left,))
-    session.give_back(grant.spec.world, "a rank hangs")
-    eventually("the world to end", lambda: not session.pool.call(lambda: dict(session.pool.worlds)))
-    session.pool.call(session.pool.left, grant.spec.world, ())
-    session.pool.close(gracefully=False)
-    assert session.pool.summary.errors == []
-
-
-def test_a_request_without_a_wait_fails_although_it_has_just_been_made(folder: Path, tmp_path: Path) -> None:
-    session = SimulatedSession.start(tmp_path / "a")
-    session.request(key(4))
-    assert session.receive() is not None
-
-    def request_and_fail() -> None:
-        number = session.request(key(1))
-        session.pool.fail_if_waiting(session.waiting[number], "no devices came free")
-
-    session.pool.call(request_and_fail)
-    _, answer = session.answers.get(timeout=30)
-    assert str(answer).startswith("no devices came free\nsim-0")
+    for status in (3, 4):
+        session.pool.call(session.pool.exited, grant.spec.world, 1, exited(status))
+    assert session.ended == [(grant.spec.world, 1, exited(3))]
+    session.give_back(grant.spec.world)
     session.pool.close(gracefully=False)
 
 
-def test_a_request_that_waits_too_long_fails_with_the_holders(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("timeout", [0.0, 0.1])
+def test_a_request_that_waits_too_long_fails_with_the_holders(folder: Path, tmp_path: Path, timeout: float) -> None:
     session = SimulatedSession.start(tmp_path / "a")
-    session.request(key(4))
+    session.request(key(4), timeout)
     assert session.receive() is not None
-    number = session.request(key(1))
-    eventually("the request to wait", lambda: session.pool.call(session.pool.waiting, session.waiting[number]))
-    session.pool.call(session.pool.fail_if_waiting, session.waiting[number], "no devices came free")
+    session.request(key(1), timeout)
     _, answer = session.answers.get(timeout=30)
-    assert str(answer).startswith("no devices came free\nsim-0, sim-1, sim-2, sim-3 are held by pid ")
+    assert str(answer).startswith(
+        f"no devices came free within {timeout:g} s (--accel-wait)\nsim-0, sim-1, sim-2, sim-3"
+    )
+    assert " are held by pid " in str(answer)
     assert " for test 1 since " in str(answer)
     session.pool.close(gracefully=False)

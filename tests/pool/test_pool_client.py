@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import queue
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,26 +13,26 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import Answer, CancelRequest, ReleaseWorld, WorldGrant
+from pytest_accel.pool.pool_messages import Answer, CancelRequest, GiveBackWorld, WorldGrant
 
 DEMAND = WorldDemand(cast(WorldKey, None), Holder.here("a test"))
 
 
 class InterruptingChannel:
-    """A fake channel that raises an error when the client ends its wait; `sent` has the messages of the client."""
+    """A fake channel that raises an error after the first message; `sent` has the messages of the client."""
 
-    def __init__(self, last_answer: Answer | None) -> None:
-        """`last_answer` arrives just before the error."""
-        self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def __init__(self, answer: Answer | None) -> None:
+        """`answer` arrives just before the error."""
+        self.sent: list[Any] = []
         self.receive: Callable[[Any], None] = print
-        self._last_answer = last_answer
+        self._answer = answer
 
     def send(self, item: object) -> None:
         assert isinstance(item, bytes)
-        self.sent.put(pickle.loads(item))
-        if self.sent.qsize() == 2:  # The message that ends the wait for devices.
-            if self._last_answer is not None:
-                self.receive(pickle.dumps(self._last_answer))
+        self.sent.append(pickle.loads(item))
+        if len(self.sent) == 1:
+            if self._answer is not None:
+                self.receive(pickle.dumps(self._answer))
             raise TimeoutError("another plugin's timeout")
 
     def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None:
@@ -41,7 +40,7 @@ class InterruptingChannel:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_returned(late: bool) -> None:
+def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_given_back(late: bool) -> None:
     spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True))
     answer = Answer(1, WorldGrant(spec, (1,), "/", False, 0.0, ()))
     channel = InterruptingChannel(None if late else answer)
@@ -50,5 +49,5 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_returned(late:
         client.acquire(DEMAND, 0.0)
     if late:
         channel.receive(pickle.dumps(answer))
-    sent = [channel.sent.get() for _ in range(4)]
-    assert sent[2:] == [CancelRequest(1), ReleaseWorld(3, "its driver has stopped waiting for it", frozenset(), False)]
+    why = "its driver has stopped waiting for it"
+    assert channel.sent[1:] == [CancelRequest(1), GiveBackWorld(3, why, frozenset(), False)]

@@ -300,7 +300,7 @@ def test_an_interrupt_says_where_the_ranks_are() -> None:
     """The stack of a rank that has finished the test is that of this package, which receives the next test."""
     receives = f"""Thread 0x00007f (most recent call first):
   File "/venv/lib/python3.12/multiprocessing/connection.py", line 250 in recv
-  File "{PACKAGE}rank/driver_connection.py", line 31 in receive
+  File "{PACKAGE}rank/link_to_driver.py", line 31 in receive
 """
     world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK}, Findings())
     assert sentences.interrupted_lines(world, FOLDERS)[:4] == [

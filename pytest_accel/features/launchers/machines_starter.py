@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from typing import Generic, Protocol, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
+from pytest_accel.features.launchers.placement import Layout, Seat
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, UnfitDevicesError
 from pytest_accel.leases.shared_folder import LockFolderError
-from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.placement import Layout, Seat
 from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
 
 
@@ -112,10 +108,7 @@ class StarterOnMachines(Generic[Own]):
                     taken.remote[machine] = await self._client(machine).lease(demand, need, mask, on_wanted)
                     del self._leasing[id(demand)]
                     continue
-                lease = await self._here.leases.take(demand, need=need, mask=mask)
-                if (warm := self.taken_with(lease)) is not None:  # It was passed on.
-                    return warm
-                taken.here = lease
+                taken.here = await self._here.leases.take(demand, need=need, mask=mask)
         except BaseException as error:
             self._return(taken, killed=False)
             if isinstance(error, LockFolderError):
@@ -139,13 +132,14 @@ class StarterOnMachines(Generic[Own]):
         what = self._leasing.get(id(demand))
         return self._here.waiting(demand) if what is None else Waiting(what, [])
 
-    def pass_on(self, taken: Own, unclaimed: Callable[[], None]) -> bool:
-        return not taken.remote and taken.here is not None and self._here.leases.pass_on(taken.here, unclaimed)
+    def hand_on(self, taken: Own) -> WorldDemand | None:
+        return None if taken.remote or taken.here is None else self._here.hand_on(taken.here)
 
-    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] = ()) -> None:
+    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
         if taken.here is not None:
-            mine = [pid for machine, pid in zip(taken.machines or repeat(0), pids, strict=False) if not machine]
-            self._here.describe(taken.here, test=test, pids=mine)
+            machines = taken.machines or repeat(0)
+            mine = [pid for machine, pid in zip(machines, pids or (), strict=False) if not machine]
+            self._here.describe(taken.here, test=test, pids=None if pids is None else mine)
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         self._taken.remove(taken)
@@ -204,12 +198,7 @@ class StarterOnMachines(Generic[Own]):
         raise NotImplementedError
 
     def _server_ended(self, server: int, loss: str | None) -> None:
-        log = tail(server_log_path(self._spec.directory, server))
-        why = f"the fork server ended twice while starting a world\n{log}"
-        end = RankExit(ExitCause.SERVER_ENDED)
-        if loss is not None:
-            why, end = f"a machine of this session is lost: {loss}", RankExit(ExitCause.MACHINE_LOST, about=loss)
-        self._reports.lost_ranks(self, server, end, why, partial(kill_marked, self._spec.directory, server))
+        self._reports.lost_ranks(self, server, loss)
 
 
 class MachinesStarter(StarterOnMachines[MachinesTaken]):

@@ -10,12 +10,13 @@ from signal import SIGKILL
 
 from msgspec import structs
 
-from pytest_accel.core.kill import Survivor
 from pytest_accel.forkserver.client import ForkServerClient
+from pytest_accel.forkserver.server_messages import ServerReport, StartFailed, WorldStarted
 from pytest_accel.forkserver.server_process import Spawn
-from pytest_accel.messages.rank_exit import RankExit, exited
+from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.pool.local_starter import report_to
 from pytest_accel.pool.starter import StarterReports
 
 
@@ -31,19 +32,6 @@ class _Starting:
     """True until rank 0, which serves the world's store, is forked. The other servers need the store's port first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ServerReports:
-    """The reports of one server, as :class:`ForkServerClient` calls them."""
-
-    started: Callable[[int, tuple[int, ...], int | None], None]
-    not_started: Callable[[int, str], None]
-    exited: Callable[[int, int, RankExit], None]
-    left: Callable[[int, tuple[Survivor, ...]], None]
-    note: Callable[[str], None]
-    broken: Callable[[str], None]
-    ended: Callable[[int, str | None], None]
-
-
 class ServerGroup:
     """Fork servers, each started when a world first needs it. Used in the pool's thread, in which it reports."""
 
@@ -56,19 +44,13 @@ class ServerGroup:
         """The running servers, by number."""
         self._starting: dict[int, _Starting] = {}
         """The worlds that have neither started nor been killed, by number."""
-        self._left: dict[tuple[int, int], tuple[Survivor, ...]] = {}
-        """By world and server: the processes that live on although they were killed."""
 
     def run(self, spawns: Mapping[int, Spawn]) -> None:
         """Start those of these servers that do not run. Raise OSError if that is not possible."""
-        ours = self._reports
         for number, spawn in spawns.items():
             if number not in self._servers:
-                started, left = partial(self._started, number), partial(self._note_left, number)
-                reports = _ServerReports(
-                    started, self._failed, ours.exited, left, ours.note, ours.broken_by, self._ended
-                )
-                self._servers[number] = ForkServerClient(structs.replace(self._spec, server=number), reports, spawn)
+                spec, report = structs.replace(self._spec, server=number), partial(self._report, number)
+                self._servers[number] = ForkServerClient(spec, spawn, report, self._ended)
 
     @property
     def running(self) -> Collection[int]:
@@ -107,34 +89,31 @@ class ServerGroup:
         stopped = await gather(*(server.stop() for server in servers.values()))
         return all(stopped) and (own is None or await own.stop())
 
-    def _started(self, server: int, world: int, pids: tuple[int, ...], port: int | None) -> None:
+    def _report(self, server: int, message: ServerReport) -> None:
+        if isinstance(message, WorldStarted):
+            self._started(server, message)
+            return
+        if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
+            for other in self._servers.values():  # None of the world is started.
+                other.kill(message.world)
+        report_to(self._reports, message)
+
+    def _started(self, server: int, message: WorldStarted) -> None:
         """Note that a server has forked its ranks of a world; after the first server, the others follow."""
-        starting = self._starting.get(world)
+        starting = self._starting.get(message.world)
         if starting is None:
             return  # The world has been killed meanwhile.
         spec = starting.spec
         mine = (rank for rank in range(spec.ranks) if spec.server_of(rank) == server)
-        starting.pids.update(zip(mine, pids, strict=True))
+        starting.pids.update(zip(mine, message.pids, strict=True))
         if starting.is_first:
             starting.is_first = False
             for other in sorted((spec.server_numbers - {server}) & self._servers.keys()):
-                self._start_in(starting, other, port)
+                self._start_in(starting, other, message.port)
         if len(starting.pids) == spec.ranks:
-            del self._starting[world]
-            self._reports.started(world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
-
-    def _failed(self, world: int, why: str) -> None:
-        """Note that a server could not fork its ranks of a world: none of the world is started."""
-        for server in self._servers.values() if self._starting.pop(world, None) is not None else ():
-            server.kill(world)
-        self._reports.not_started(world, why)
-
-    def _note_left(self, server: int, world: int, processes: tuple[Survivor, ...]) -> None:
-        """Note which processes of a world live on although a server has killed them."""
-        self._left[world, server] = processes
-        self._reports.left(world, tuple(one for key, found in self._left.items() if key[0] == world for one in found))
+            del self._starting[message.world]
+            self._reports.started(message.world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
 
     def _ended(self, server: int, loss: str | None) -> None:
         self._servers.pop(server, None)
-        self._left = {key: processes for key, processes in self._left.items() if key[1] != server}
         self._on_end(server, loss)

@@ -20,12 +20,12 @@ from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
+from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
 _LOOPBACK = "127.0.0.1"

@@ -115,7 +115,7 @@ class _LeaseHooks(_Fixture):
             self._error, self.devices = None, ()
             if not self._session.is_forked_copy:  # A child that the test has forked holds nothing.
                 for number in held:
-                    self._session.pool_client.release(number, None, frozenset(), retire=False)
+                    self._session.pool_client.give_back(number, None, frozenset(), retire=False)
 
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[int]) -> None:
         """Wait for the leases, one after the other, and add their numbers to `held`. Raise what the setup raises."""

@@ -68,7 +68,8 @@ def pytest_accel_plan_all(plan: Callable[[int], ItemPlan], at_least: int, resour
     Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.
     """
     several = max(at_least, 2)
-    key, capacity = plan(several).key, resources.layout.capacity
+    layout = resources.layout
+    key, capacity = plan(several).key, math.inf if layout is None else layout.capacity
     need = key.need
     if key.grouped and capacity < math.inf:
         most = int(capacity)

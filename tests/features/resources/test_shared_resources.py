@@ -20,9 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.pool import pool_client
+from pytest_accel.pool import pool
 
-pool_client.WAITING_SHOWN_AFTER = 0.0
+pool.WAITING_SHOWN_AFTER = 0.0
+pool._TICK_INTERVAL = 0.1
 
 
 def wait_for(name):

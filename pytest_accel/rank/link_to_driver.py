@@ -1,4 +1,4 @@
-"""A rank's side of the connection to a driver: receives requests, and sends reports and results."""
+"""A rank's end of the link to a driver: gets requests, and sends reports. The other end: `driver/link_to_rank.py`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pytest_accel.messages.rank_messages import (
 from pytest_accel.messages.unix_sockets import Connection
 
 
-class DriverConnection:
-    """The connection to one driver, which uses this rank until it closes the connection."""
+class LinkToDriver:
+    """The link to one driver, which uses this rank until it closes the link."""
 
     def __init__(self, listener: socket) -> None:
         """Wait until a driver connects to `listener`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.pool.placement import HERE, ForkServer, Layout, RankMachine
+from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
 
 
 def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:
@@ -36,7 +36,6 @@ UNLIMITED = layout((0,), (1,), capacity=None)
         pytest.param(UNEVEN, 2, 1, (1, 2), id="a larger node alone"),
         pytest.param(UNEVEN, 5, 1, (1, 2, 3, 4, 5), id="two larger nodes instead of three"),
         pytest.param(UNEVEN, 3, 3, (0, 1, 4), id="one rank on each of three nodes"),
-        pytest.param(HERE, 3, 1, (0, 0, 0), id="any number from one server"),
         pytest.param(UNLIMITED, 3, 1, (0, 0, 0), id="any number from the driver's server"),
         pytest.param(UNLIMITED, 5, 2, (0, 0, 0, 1, 1), id="any number from two servers, evenly"),
         pytest.param(layout((0, 1), capacity=2), 3, 1, (0, 0, 1), id="two from each server"),
@@ -59,12 +58,10 @@ def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
         (TWO, 4, 2, "mpirun", None),
         (TWO, 5, 1, "mpirun", "needs 5 ranks; mpirun has started 4"),
         (TWO, 3, 3, "mpirun", "needs 3 machines; mpirun has started ranks on 2"),
-        (HERE, 8, 1, None, None),
         (UNLIMITED, 8, 2, "ray", None),
-        (HERE, 2, 2, None, "needs 2 machines; a session without a launcher has 1"),
     ],
 )
 def test_shortage_names_missing_ranks_or_nodes(
-    machines: Layout, ranks: int, nodes: int, launcher: str | None, text: str | None
+    machines: Layout, ranks: int, nodes: int, launcher: str, text: str | None
 ) -> None:
     assert machines.shortage(ranks, nodes, launcher) == text

@@ -1,4 +1,4 @@
-"""The driver's connection to one rank."""
+"""The driver's end of the link to one rank; `rank/link_to_driver.py` is the other end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STALL_TIMEOUT = 30
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class RankConnection(RankState):
-    """The state of one rank, and the driver's connection to it. Owned by the world's `RankMonitor`."""
+class LinkToRank(RankState):
+    """The state of one rank, and the driver's link to it. Owned by the world's `RankMonitor`."""
 
     pid: int
     is_remote: bool
@@ -33,7 +33,7 @@ class RankConnection(RankState):
     """Readable when the process has ended (`prctl.end_of`). None if that is impossible."""
 
     @classmethod
-    def open(cls, grant: WorldGrant, rank: int) -> RankConnection:
+    def open(cls, grant: WorldGrant, rank: int) -> LinkToRank:
         """Connect to `rank` of the world of `grant`.
 
         Raise OSError if this process cannot open more files, or has changed its user since the ranks were started.

@@ -64,18 +64,30 @@ class Layout:
         """The maximum number of ranks of a world; infinite if a fork server forks any number."""
         return sum(machine.capacity for machine in self.machines)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the machines."""
+        return tuple(machine.name for machine in self.machines)
+
+    @property
+    def servers_here(self) -> tuple[int, ...]:
+        """The numbers of the fork servers of the driver's machine."""
+        return self.machines[0].server_numbers
+
     def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
         """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is.
 
-        `launcher` is the launcher that has started the processes; None: there is none.
+        `launcher` is the launcher that has started the processes.
         """
         if ranks > self.capacity:
             return f"needs {ranks} ranks; {launcher} has started {self.capacity}"
-        if machines <= len(self.machines):
-            return None
-        if launcher is None:
-            return f"needs {machines} machines; a session without a launcher has 1"
-        return f"needs {machines} machines; {launcher} has started ranks on {len(self.machines)}"
+        if machines > len(self.machines):
+            return f"needs {machines} machines; {launcher} has started ranks on {len(self.machines)}"
+        return None
+
+    def machines_of(self, ranks: int, machines: int) -> list[int]:
+        """Return the machine of each rank of a world for which there is no `shortage`."""
+        return [seat.machine for seat in self.seats(ranks, machines)]
 
     def seats(self, ranks: int, machines: int) -> tuple[Seat, ...]:
         """Return the seat of each rank of a world for which there is no `shortage`.
@@ -106,7 +118,3 @@ class Layout:
                 if sum(self.machines[machine].capacity for machine in chosen) >= ranks:
                     return chosen
         raise ValueError(f"{ranks} ranks on {machines} machines: there is no room")
-
-
-HERE = Layout((RankMachine("", "", (ForkServer(0, None),)),))
-"""The layout of a session without a launcher."""
