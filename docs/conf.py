@@ -16,6 +16,9 @@ _INCLUDED_FILES = {
     for match in re.finditer(r"^```\{include\} (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 }
 """The pages by the file of the repository that each of them includes."""
+_EXAMPLE = re.compile(r"^\[(`[^`]*`)\]\(((?:\.\./)+examples/ci/[^)]*)\)$", re.MULTILINE)
+"""Pattern of a line that is a link to an example, which the site shows in place of the link."""
+_LANGUAGES = {".sbatch": "bash", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml", ".py": "python"}
 _LINK_UPWARDS = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
 
 project = "pytest-accel"
@@ -45,6 +48,7 @@ html_css_files = ["site.css"]
 
 def setup(app: Sphinx) -> None:
     """Connect the functions of this file to Sphinx's events."""
+    app.connect("source-read", _show_examples)
     app.connect("source-read", _adapt_links)
     app.connect("source-read", _add_toctrees)
 
@@ -71,6 +75,17 @@ def _index_above(page: Path) -> Path:
     """Return the index below which `page` stands, without suffix: the nearest one above it other than itself."""
     indexes = (folder / "index" for folder in page.parents if (folder / "index.md").exists())
     return next(index for index in indexes if index != page)
+
+
+def _show_examples(app: Sphinx, docname: str, content: list[str]) -> None:
+    """Show the files to which a page links with lines of their own. On GitHub the link leads to the file."""
+    folder = (_DOCS / docname).parent
+
+    def show(link: re.Match[str]) -> str:
+        path = (folder / link[2]).resolve()
+        return f"{link[1]}:\n\n```{_LANGUAGES[path.suffix]}\n{path.read_text(encoding='utf-8')}```"
+
+    content[0] = _EXAMPLE.sub(show, content[0])
 
 
 def _adapt_links(app: Sphinx, docname: str, content: list[str]) -> None:

@@ -39,6 +39,8 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert pages <= {page.relative_to(tmp_path) for page in tmp_path.rglob("*.html")}
     fixtures = (tmp_path / "reference" / "fixtures.html").read_text(encoding="utf-8")
     assert 'href="../project/security.html"' in fixtures, "a link to a file that is a page of the site"
+    kubernetes = (tmp_path / "how-to" / "ci" / "kubernetes.html").read_text(encoding="utf-8")
+    assert "shareProcessNamespace" in kubernetes, "a file that the page links to"
     api = (tmp_path / "reference" / "python.html").read_text(encoding="utf-8")
     assert 'id="pytest_accel.hooks.pytest_accel_merge"' in api, "an entry that is made from a docstring"
     _check_widths(tmp_path / "index.html")

@@ -94,8 +94,8 @@ class KindFacts(NamedTuple):
         return self.torch or self.name
 
 
-# None of the kinds from rocm to privateuse1 has been tested on its hardware. docs/reference/vendor-notes.md has the
-# sources of the facts, and says what is unverified.
+# None of the kinds from rocm to privateuse1 has been tested on its hardware. docs/reference/devices.md says what
+# is unverified.
 _TABLE = (
     KindFacts("cuda", ("CUDA_VISIBLE_DEVICES",), ("CUDA_",), torch_index="mask"),
     # torch for ROCm keeps CUDA's name of the devices.

@@ -1,6 +1,6 @@
 """The kinds whose devices are nodes under ``/dev``, and whose mask lists the numbers of devices.
 
-The table says what they differ in (`core/kinds.py`). docs/reference/vendor-notes.md names the sources.
+The table says what they differ in (`core/kinds.py`). docs/reference/devices.md has notes on each.
 """
 
 from __future__ import annotations

@@ -151,9 +151,9 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
     """The tests of the documentation run under Open MPI only."""
     documented: tuple[str, ...] = ()
     if mpi["MPI4PY_MPIABI"] == "openmpi":
-        (example,) = blocks(ROOT / "docs" / "how-to" / "jax-and-mpi.md", "python mpi")
+        (example,) = blocks(ROOT / "docs" / "how-to" / "process-groups.md", "python mpi")
         suite.write("test_docs.py", example)
-        (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "mpi-pytest.md", "python mpi")
+        (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "torchrun.md", "python mpi")
         suite.write("test_migrated.py", migrated.replace("test_sum", "test_migrated_sum"))
         sums = ("test_migrated_sum[world_size=2]", "test_migrated_sum[world_size=3]")
         documented = ("test_sum", *sums, "test_broadcast")

@@ -1,4 +1,4 @@
-"""Tests of JAX in ranks: the examples of docs/how-to/jax-and-mpi.md."""
+"""Tests of JAX in ranks: the examples of docs/how-to/process-groups.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 pytestmark = needs("jax")
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jax-and-mpi.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "process-groups.md"
 
 
 def test_examples_of_the_page_pass(suite: Suite) -> None:
