@@ -13,15 +13,11 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from tests.background_suite import BackgroundSession
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite
 
 STEPS = 6
 """The number of test starts and ends, in all processes together, between two kills."""

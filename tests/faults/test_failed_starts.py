@@ -75,6 +75,7 @@ _CONFTEST = f"""
 
 
 def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")
     suite.write("conftest.py", _CONFTEST)
     suite.write(
@@ -82,11 +83,11 @@ def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundS
         f"""
         import pytest
 
-        @pytest.mark.distributed(2, fresh=True)
+        @pytest.mark.distributed(2, fresh=True, init=False)
         @pytest.mark.parametrize("step", {_STEPS})
         def test_broken(step): pass
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_next(): pass
         """,
     )

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -19,12 +18,9 @@ from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.core.kill import MARK
 from pytest_accel.features.record.timeline import sessions_of
+from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.deadline import eventually
-from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSession, BackgroundSuite
-    from tests.run import Run
+from tests.run import CAUSES, Run
 
 ENDLESS_TESTS = """
     import os

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSuite
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a folder of shared memory")
 

@@ -5,12 +5,8 @@ That is what plain pytest would show, the state before, or new ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 _SUITE = '''
 import asyncio

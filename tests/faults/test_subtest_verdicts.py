@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import without_subtests
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 _TESTS = """
     import unittest

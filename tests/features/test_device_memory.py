@@ -5,16 +5,12 @@ The devices are simulated at torch's boundary: the functions of `torch.cuda` tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.installed_packages import InstalledPackages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.features.conftest import Suite
 
 _KIND = """
 from collections import Counter

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 # Fixtures of each scope and setup functions of each style, which log what they do.
 _SCOPES = {
@@ -220,8 +218,8 @@ def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(suite: Suite, m
     assert suite.read("rank1.log") == expected
 
 
-@pytest.mark.long
-def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -> None:
+def test_an_idle_world_keeps_its_fixtures_while_another_runs_and_tears_them_down(suite: Suite) -> None:
+    suite.without_torch()
     suite.write(
         "test_two_worlds.py",
         """
@@ -249,17 +247,17 @@ def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -
             log("session down")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_one(of_session, of_module):
             log("one")
 
 
-        @pytest.mark.distributed(3, kind="cpu")
+        @pytest.mark.distributed(3, kind="cpu", init=False)
         def test_between(of_session, of_module):
             log("between")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_two(of_session, of_module):
             log("two")
 

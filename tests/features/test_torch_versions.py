@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from pytest_accel.compat import torch_api
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 
 def test_the_header_names_an_untested_torch_once_if_there_are_marked_tests(suite: Suite) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.features.conftest import Suite
 from tests.run import CAUSES
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.features.conftest import Suite
 
 _HEAD = """
         import os

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("xdist")
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _LOG = """
     import os
@@ -231,7 +231,7 @@ def test_tests_of_equal_needs_share_worlds(suite: Suite) -> None:
 
 
         def make(ranks):
-            @pytest.mark.distributed(ranks)
+            @pytest.mark.distributed(ranks, init=False)
             @pytest.mark.parametrize("number", range(15))
             def test(number):
                 pass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.run import Run
+import pytest
+
+from tests.features.conftest import Suite
+from tests.run import Run
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 SUITE = """
     import pytest
@@ -25,7 +27,7 @@ SUITE = """
         pass
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_ranks():
         pass
 

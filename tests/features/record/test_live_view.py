@@ -9,20 +9,15 @@ import select
 import signal
 import struct
 import termios
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyte
 import pytest
 
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.deadline import TIMEOUT, Deadline
 from tests.torch_release import RECORDS_COLLECTIVES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.background_suite import BackgroundSession
 
 _WAIT = """
 import time

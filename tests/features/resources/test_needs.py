@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 _RESOURCES = "accel_resources = license: 2, port-9000: 1\n    memory: 4GiB\n    cores: 3"
 
