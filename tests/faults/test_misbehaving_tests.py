@@ -208,6 +208,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """
@@ -216,40 +217,40 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_user(rank):
             if rank == 1:
                 os.setuid(65534)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_user():
             assert os.getuid() == 0
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_groups():
             os.setgroups([*os.getgroups(), 1234])
             os.setgid(65534)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_groups():
             assert os.getgid() == 0
             assert 1234 not in os.getgroups()
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_root(tmp_path):
             os.chroot(tmp_path)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_root(tmp_path):
             assert os.path.exists("/tmp")
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_takes_it_back():
             os.seteuid(65534)
             os.seteuid(0)
@@ -261,7 +262,7 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_the_copy():
             pass
         """,

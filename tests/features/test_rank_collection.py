@@ -59,15 +59,14 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> Non
     suite.write(
         "conftest.py",
         f"""
-        import pytest
-
         from pytest_accel.driver import world
 
+        world.COLLECTION_TIMEOUT = {limit}
         world.COLLECTION_TIMEOUT_AFTER_HANG = {after_hang}
 
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_protocol(item):
-            world.COLLECTION_TIMEOUT = 600 if item.name == "test_next" else {limit}
+        def pytest_runtest_logfinish(nodeid):
+            if nodeid.endswith("of_the_same_file"):
+                world.COLLECTION_TIMEOUT = 600
         """,
     )
     suite.write(

@@ -102,6 +102,7 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
 
 
 def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suite) -> None:
+    suite.without_torch()
     suite.ini(_RESOURCES)
     suite.write(
         "test_it.py",
@@ -121,7 +122,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
 
 
         @pytest.mark.needs(license=3)
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_ranks():
             pass
 
@@ -163,6 +164,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
 
 
 def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite) -> None:
+    suite.without_torch()
     suite.ini(_RESOURCES)
     suite.write(
         "test_it.py",
