@@ -15,8 +15,8 @@ import pytest
 
 from pytest_accel.features import FEATURES
 from tests.background_suite import BackgroundSuite, suite
+from tests.kernel import KERNEL
 from tests.run import OUTER_VARIABLES
-from tests.test_repository import KERNEL
 
 __all__ = ["suite"]
 

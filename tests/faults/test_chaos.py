@@ -239,7 +239,6 @@ def test_each_test_has_one_verdict_if_random_processes_are_killed(
     except AssertionError as error:
         history = "\n".join(map(str, killer.kills))
         raise AssertionError(f"--chaos {kills} --chaos-seed {seed}\n{error}\n{history}\n{text[-20_000:]}") from None
-    suite.expect_nothing_left()
 
 
 def check(suite: BackgroundSuite, text: str, kills: list[Kill], count: int) -> None:

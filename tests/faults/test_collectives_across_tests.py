@@ -121,4 +121,3 @@ def test_collectives_for_which_a_test_does_not_wait_are_judged_with_it(suite: Ba
     at = "dist.broadcast at test_it.py:15, for which the test did not wait, "
     assert f"ranks 0-1: {at}has not completed" in run.failure("test_does_not_complete")
     assert f"{at}failed: " in run.failure("test_does_not_see_the_failure")
-    suite.expect_nothing_left()

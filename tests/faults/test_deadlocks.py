@@ -114,7 +114,6 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
         ("announcement", f"for announcement #1 of rank 1, which has made none; rank 1 {finished}"),
     ):
         assert re.search(f"\nE   deadlock: .*{re.escape(message)}", run.failure(f"test_{name}"))
-    suite.expect_nothing_left()
 
 
 @pytest.mark.long

@@ -241,7 +241,6 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
     assert "Detected mismatch between collectives on ranks" in report
     assert "OpType=ALLREDUCE, TensorShape=[8]" in report
     assert "OpType=BROADCAST, TensorShape=[3]" in report
-    suite.expect_nothing_left()
 
 
 def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:

@@ -76,7 +76,7 @@ _CONFTEST = f"""
 
 def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite) -> None:
     suite.without_torch()
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 60\n")
     suite.write("conftest.py", _CONFTEST)
     suite.write(
         "test_it.py",

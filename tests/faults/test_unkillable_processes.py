@@ -50,7 +50,7 @@ def end_process(suite: BackgroundSuite) -> Iterator[None]:
 def test_the_session_goes_on_and_names_the_process(
     suite: BackgroundSuite, options: str, end: str, outcome: str, cause: str
 ) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\naccel_wait = 1\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\naccel_wait = 60\n")
     suite.write(
         "test_it.py",
         f"""

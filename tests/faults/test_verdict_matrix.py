@@ -234,7 +234,6 @@ def test_each_outcome_on_some_ranks_has_the_expected_verdict(
             else:
                 verdicts[name] += f" {outcome.cause}{'' if outcome.skips else f'; {who}'}"
     run.expect({"test_last": "PASSED", **verdicts})
-    suite.expect_nothing_left()
 
 
 _MPIRUN = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2")
@@ -258,4 +257,3 @@ def test_the_core_rows_have_one_verdict_over_each_transport(
     suite.write("test_it.py", TESTS)
     run = suite.start(CAUSES, *options, program=program, environment=_AS_ROOT).finish()
     run.expect(without_subtests(VERDICTS) if "-n2" in options else VERDICTS)
-    suite.expect_nothing_left()

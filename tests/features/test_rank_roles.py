@@ -312,10 +312,3 @@ def test_ranks_load_modules_that_a_runner_passes_to_pytest(suite: Suite) -> None
     command = [sys.executable, "runner.py", "-p", "accel", "-p", "xdist"]
     done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_plugin_name_without_a_sign_is_a_usage_error(suite: Suite) -> None:
-    suite.ini("accel_rank_plugins = -timeout cov")
-    run = suite.run()
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "ini option accel_rank_plugins: must be -NAME or +NAME, or several with spaces, got" in run.errors
