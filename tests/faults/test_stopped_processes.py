@@ -19,7 +19,7 @@ def test_a_stopped_rank_does_not_block_the_driver_that_sends_it_a_long_message(s
         from pytest_accel.messages import unix_sockets
         from tests.deadline import scaled
 
-        unix_sockets.WRITE_TIMEOUT = scaled(2)  # Rank 0 must read in this time.
+        unix_sockets.WRITE_TIMEOUT = round(scaled(2))  # Rank 0 must read in this time.
 
         def pytest_runtest_logfinish(nodeid):
             if nodeid.endswith("test_first") and "RANK" not in os.environ:  # In the driver.
