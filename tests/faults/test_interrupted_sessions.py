@@ -430,6 +430,7 @@ def kill_at_once(suite: BackgroundSuite, session: str) -> None:
 def test_what_a_session_whose_processes_were_killed_at_once_has_left_is_removed_by_the_next(
     suite: BackgroundSuite,
 ) -> None:
+    suite.without_torch()
     suite.write("test_it.py", LEFT_BEHIND)
     killed, living = suite.start("-k", "test_is_killed"), suite.start("-k", "test_lives")
     (mark, left), (living_mark, working) = suite.read("killed").split(), suite.read("living").split()
