@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.hardware.cpu_limits import cpu_slots
-
 pytest.importorskip("xdist")
 
 from tests.features.conftest import Suite
@@ -203,35 +201,3 @@ def test_a_worker_keeps_its_ranks_while_its_tests_share_a_fixture_of_their_modul
     run = suite.run("-n2", "--dist=loadfile", "--accel=sim:1,shared")
     outcomes = {test.rpartition("::")[2]: outcome for test, outcome in run.outcomes().items()}
     assert outcomes == dict.fromkeys(names, "PASSED"), run.text
-
-
-@pytest.mark.long
-def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite) -> None:
-    suite.write(
-        "test_slots.py",
-        """
-        import time
-
-        import pytest
-
-
-        def write(name, text):
-            with open(name, "a") as file:
-                file.write(text + "\\n")
-
-
-        @pytest.mark.parametrize("number", range(8))
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_slots(number, rank):
-            write("slots", f"{time.monotonic()} 1")
-            time.sleep(0.05)
-            write("slots", f"{time.monotonic()} -1")
-        """,
-    )
-    assert suite.run("-n4").count() == {"PASSED": 8}
-    running = most = 0
-    for _, change in sorted((float(at), int(change)) for at, change in (line.split() for line in suite.read("slots"))):
-        running += change
-        most = max(most, running)
-    assert running == 0
-    assert most <= max(cpu_slots(), 2)
