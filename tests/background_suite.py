@@ -20,6 +20,7 @@ import pytest
 
 from tests.deadline import TIMEOUT, Deadline, eventually
 from tests.run import OUTER_VARIABLES, Run, read_causes
+from tests.session_server import WITHOUT_TORCH
 
 RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
 """Environment variable that identifies every process of a session, also those that have left its process group."""
@@ -90,12 +91,17 @@ class BackgroundSuite:
         self.control_group: Path | None = None
         """The control group in which sessions start, or None for that of this process."""
         self.run_id = uuid.uuid4().hex
+        self._python_path = os.environ.get("PYTHONPATH")
         self._sessions: list[BackgroundSession] = []
         self.write("pytest.ini", "[pytest]\naccel = sim:4\nfilterwarnings = error\n")
 
     def write(self, name: str, text: str) -> None:
         """Write the dedented `text` to the file `name` of the suite."""
         (self.path / name).write_text(textwrap.dedent(text))
+
+    def without_torch(self) -> None:
+        """Have sessions run as if torch were not installed. Its import takes half the time of a session with ranks."""
+        self._python_path = os.pathsep.join(filter(None, [WITHOUT_TORCH, self._python_path]))
 
     def start(
         self,
@@ -116,6 +122,7 @@ class BackgroundSuite:
             "TMPDIR": str(self.temporary),
             "COLUMNS": "160",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            **({"PYTHONPATH": self._python_path} if self._python_path else {}),
             **environment,
         }
         process = subprocess.Popen(

@@ -146,3 +146,9 @@ def unchanged(request: pytest.FixtureRequest, surroundings: Surroundings) -> Ite
         os.chdir(folder)
     if left:
         pytest.fail("\n".join(["the test has left behind", *left]), pytrace=False)
+
+
+@pytest.fixture
+def without_torch(request: pytest.FixtureRequest) -> None:
+    """Hide torch from all sessions of a test that has nothing to do with it."""
+    request.getfixturevalue("suite").without_torch()

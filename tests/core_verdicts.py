@@ -11,8 +11,7 @@ TESTS = """
     import unittest
 
     import pytest
-    import torch
-    import torch.distributed as dist
+    from tests.lazy_torch import dist, torch
 
     distributed, devices = pytest.mark.distributed, pytest.mark.devices
 

@@ -11,6 +11,8 @@ class _Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks each object of a module whether it is a test, a fixture or a mock.
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 

@@ -15,6 +15,7 @@ import re
 import runpy
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -26,6 +27,8 @@ _PRELOADED = ("pytest", "msgspec", "psutil", "pygments.lexers")
 """Modules that most sessions import. pytest rewrites its plugins as it imports them, so none is in this list."""
 _READ_AT_START = re.compile(r"PYTHON|LD_|MALLOC_|LC_|LANG$|TZ$")
 """Variables that the loader, the C library and the interpreter read before a session could set them."""
+WITHOUT_TORCH = str(Path(__file__).with_name("without_torch"))
+"""Folder that hides torch from an interpreter in whose ``PYTHONPATH`` it is."""
 _SIZE = 1 << 17
 """Bytes of a request, at most. Most of it is the environment."""
 
@@ -151,6 +154,8 @@ def _become(args: Sequence[str], path: Sequence[str], environment: Mapping[str, 
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = path
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
     sys.argv[:] = ["pytest", *args]
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from pytest_accel.features import FEATURES
 from tests.background_suite import BackgroundSuite, suite
+from tests.kernel import KERNEL
 from tests.run import OUTER_VARIABLES
-from tests.test_repository import KERNEL
 
 __all__ = ["suite"]
 
@@ -106,14 +106,15 @@ def without(names: set[str], folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*sorted(FAST), pytest.param("all", marks=pytest.mark.long)])
+@pytest.mark.long(except_for="fast-workers")
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["plain", "workers"])
-def test_the_kernel_runs_without_a_feature(
-    suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory, name: str, options: tuple[str, ...]
+@pytest.mark.parametrize("removed", ["fast", "all"])
+def test_the_kernel_runs_without_features(
+    suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory, removed: str, options: tuple[str, ...]
 ) -> None:
     suite.write("test_kernel.py", _TESTS)
     suite.write("conftest.py", "import pytest_accel\n\nprint(pytest_accel.__file__, file=open('used', 'w'))\n")
-    names = {one.name for one in FEATURES} if name == "all" else standing_on(name)
+    names = {one.name for one in FEATURES} if removed == "all" else set().union(*map(standing_on, FAST))
     folder = without(names, tmp_path_factory.mktemp("without"))
     run = suite.start(*options, environment={"PYTHONPATH": str(folder)}).finish()
     assert suite.read("used") == str(folder / "pytest_accel" / "__init__.py")

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 from pytest_accel import hooks
 from pytest_accel.features import FEATURES
+from tests.kernel import KERNEL
 from tests.wheel import wheel
 
 __all__ = ["wheel"]
@@ -27,11 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-KERNEL = (
-    *("core", "messages", "compat", "hardware", "settings"),
-    *("leases", "rank", "forkserver", "diagnostics", "pool", "verdict", "driver"),
-)
-"""The packages of the kernel, lowest first. A module imports from its own package and from lower ones."""
 SHIMS = {"compat/pytest_shims.py", "compat/xdist_shims.py"}
 """The modules that use private names of pytest and pytest-xdist."""
 PUBLIC_NAMES = {"fixtures.py"}

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.folder_trust import ensure_own_folder
-
 needs_root = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0, reason="needs root on Linux, to be another user"
 )
@@ -36,19 +34,3 @@ def test_the_machines_root_is_trusted_from_within_a_user_namespace() -> None:
         pytest.skip("no user namespace can be made here")
     assert trusts(unknown, "unshare", "-U", "-r", "-m") == "True"
     assert trusts(1002, "unshare", "-U", "-r", "-m") == "False"
-
-
-@needs_root
-def test_a_folder_of_another_user_and_a_link_are_refused(tmp_path: Path) -> None:
-    ensure_own_folder(str(tmp_path / "own"))
-    ensure_own_folder(str(tmp_path / "own"))
-    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
-    swapped = tmp_path / "swapped"
-    swapped.mkdir(0o700)
-    os.chown(swapped, 1002, -1)
-    with pytest.raises(PermissionError, match=f"it is a folder of user 1002 with mode 0700.*{swapped}"):
-        ensure_own_folder(str(swapped))
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "own")
-    with pytest.raises(PermissionError, match="it is no folder of user 0"):
-        ensure_own_folder(str(link))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import getpass
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.background_suite import PYTEST
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
+from tests.background_suite import PYTEST, BackgroundSuite
 
 
 def in_namespace(*flags: str) -> tuple[str, ...]:
@@ -30,12 +26,12 @@ WITH_TEMPORARY_FOLDERS = """
     import pytest
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_without():
         pass
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_with(tmp_path, shared_tmp_path):
         (tmp_path / "a").touch()
         (shared_tmp_path / "b").touch()
@@ -54,6 +50,7 @@ def test_a_base_temporary_folder_that_cannot_be_made_is_a_usage_error(suite: Bac
 
 
 def test_ranks_have_folders_if_the_default_of_pytest_cannot_be_used(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     for name in (getpass.getuser(), "unknown"):
         (suite.temporary / f"pytest-of-{name}").touch()  # As if another user had it.
     suite.write("test_it.py", WITH_TEMPORARY_FOLDERS)
@@ -83,6 +80,7 @@ def test_without_a_loopback_interface_only_process_groups_are_errors_and_at_once
 
 
 def test_a_test_that_prints_to_a_full_disk_fails_and_says_so(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     (suite.path / "small").mkdir()
     suite.write(
         "test_it.py",
@@ -90,12 +88,12 @@ def test_a_test_that_prints_to_a_full_disk_fails_and_says_so(suite: BackgroundSu
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_much():
             print("x" * 1_000_000)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_next():
             pass
         """,

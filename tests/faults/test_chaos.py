@@ -13,15 +13,11 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from tests.background_suite import BackgroundSession
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite
 
 STEPS = 6
 """The number of test starts and ends, in all processes together, between two kills."""
@@ -243,7 +239,6 @@ def test_each_test_has_one_verdict_if_random_processes_are_killed(
     except AssertionError as error:
         history = "\n".join(map(str, killer.kills))
         raise AssertionError(f"--chaos {kills} --chaos-seed {seed}\n{error}\n{history}\n{text[-20_000:]}") from None
-    suite.expect_nothing_left()
 
 
 def check(suite: BackgroundSuite, text: str, kills: list[Kill], count: int) -> None:

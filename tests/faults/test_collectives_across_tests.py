@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 SUITE = """
 from datetime import timedelta
@@ -124,4 +121,3 @@ def test_collectives_for_which_a_test_does_not_wait_are_judged_with_it(suite: Ba
     at = "dist.broadcast at test_it.py:15, for which the test did not wait, "
     assert f"ranks 0-1: {at}has not completed" in run.failure("test_does_not_complete")
     assert f"{at}failed: " in run.failure("test_does_not_see_the_failure")
-    suite.expect_nothing_left()

@@ -10,6 +10,8 @@ import pytest
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 CONFTEST = """
     import os
     from pathlib import Path
@@ -45,7 +47,7 @@ def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: Back
         """
         import pytest
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         @pytest.mark.parametrize("number", range(30))
         def test_uneven(rank, number):
             sum(range(20_000 * ((number + rank) % 3)))
@@ -58,7 +60,7 @@ def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: Back
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2)
+        pytestmark = pytest.mark.distributed(2, init=False)
 
 
         @pytest.fixture
@@ -89,9 +91,9 @@ def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: Back
             def test_passes_third(self, turn):
                 pass
 
-            def test_waits(self, rank, turn, process_group):
+            def test_waits(self, rank, turn, gather):
                 if rank == 0:
-                    process_group.barrier().wait()
+                    gather(rank)
                 else:
                     pytest.skip("on this rank")
         """,
@@ -121,7 +123,7 @@ def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Backgrou
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2)
+        pytestmark = pytest.mark.distributed(2, init=False)
 
 
         def test_passes():
@@ -154,7 +156,7 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2)
+        pytestmark = pytest.mark.distributed(2, init=False)
 
 
         @pytest.mark.flaky(reruns=1)
@@ -201,8 +203,8 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
     assert ["accel_cause" in ElementTree.tostring(case, "unicode") for case in cases] == [True, False]
 
 
-def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(suite: BackgroundSuite) -> None:
-    """The hooks empty a folder between tests, and take their time, as they may under pytest alone."""
+def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(suite: BackgroundSuite) -> None:
+    """The hooks remove files between tests, and take their time, as they may under pytest alone."""
     suite.write(
         "conftest.py",
         """
@@ -251,7 +253,7 @@ def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(suite: Bac
         OUTPUTS = Path(__file__).with_name("outputs")
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         @pytest.mark.parametrize("number", range(8))
         def test_writes(number, rank):
             path = OUTPUTS / f"{Path(__file__).name}.{number}.{rank}"
@@ -259,33 +261,18 @@ def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(suite: Bac
             deadline = time.monotonic() + 0.15
             while time.monotonic() < deadline:
                 assert path.read_text() == str(number)
-        """,
-    )
-    (suite.path / "outputs").mkdir()
-    assert suite.run().count() == {"PASSED": 8}
-
-
-def test_a_rank_may_wait_in_its_setup_for_the_call_of_another_one(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import time
-        from pathlib import Path
-
-        import pytest
-
-        CALLED = Path(__file__).with_name("called")
 
 
         @pytest.fixture
-        def waits(rank):
-            while rank == 0 and not CALLED.exists():
+        def waits_for_the_other_call(rank):
+            while rank == 0 and not (OUTPUTS / "called").exists():
                 time.sleep(0.01)
 
 
-        @pytest.mark.distributed(2)
-        def test_calls(waits):
-            CALLED.touch()
+        @pytest.mark.distributed(2, init=False)
+        def test_calls(waits_for_the_other_call):
+            (OUTPUTS / "called").touch()
         """,
     )
-    suite.run("--accel-timeout", "60").expect({"test_calls": "PASSED"})
+    (suite.path / "outputs").mkdir()
+    assert suite.run("--accel-timeout", "60").count() == {"PASSED": 9}

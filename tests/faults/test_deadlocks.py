@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 
 @needs_torch(2, 8)
@@ -59,17 +56,6 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
             dist.all_reduce(torch.ones(1))
 
 
-        @pytest.fixture
-        def barrier_in_setup(rank):
-            if rank == 0:
-                dist.barrier()
-
-
-        @pytest.mark.distributed(2)
-        def test_setup(barrier_in_setup):
-            pass
-
-
         @pytest.mark.distributed(2)
         def test_receive(rank):
             for _ in range(2 + rank):
@@ -77,24 +63,8 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
 
 
         @pytest.mark.distributed(2)
-        def test_receive_from_any(rank):
-            if rank == 0:
-                dist.recv(torch.ones(1))
-
-
-        @pytest.mark.distributed(2)
         def test_other_tag(rank):
             dist.recv(torch.ones(1), src=0, tag=1) if rank else dist.send(torch.ones(1), dst=1, tag=2)
-
-
-        @pytest.mark.distributed(2)
-        def test_several_messages(rank):
-            if rank == 0:
-                sent = dist.P2POp(dist.isend, torch.ones(1), 1)
-                for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, torch.ones(1), 1)]):
-                    work.wait()
-            else:
-                dist.recv(torch.ones(1), src=0)
 
 
         @pytest.mark.distributed(2)
@@ -127,11 +97,8 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
             "test_other_size": "FAILED hung: deadlock; rank 1",
             "test_circle": "FAILED hung: deadlock; ranks 0-2",
             "test_teardown": "PASSED ERROR hung: deadlock; rank 1",
-            "test_setup": "ERROR hung: deadlock; rank 0",
             "test_receive": "FAILED hung: deadlock; rank 1",
-            "test_receive_from_any": "FAILED hung: deadlock; rank 0",
             "test_other_tag": "FAILED hung: deadlock; ranks 0-1",
-            "test_several_messages": "FAILED hung: deadlock; rank 0",
             "test_first_of_two_collectives_after_a_message": "FAILED hung: deadlock; rank 0",
             "test_gather": "FAILED hung: deadlock; rank 0",
             "test_announcement": "FAILED hung: deadlock; rank 0",
@@ -141,15 +108,12 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
     for name, message in (
         ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:9; rank 1 {finished}"),
         ("receive", f"for message #3 from rank 0 (tag 0), which has sent 2; rank 0 {finished}"),
-        ("receive_from_any", f"for message #1 from rank 1 (tag 0), which has sent none; rank 1 {finished}"),
         ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waits at "),
         ("other_tag", "for message #1 from rank 0 (tag 1), which has sent none\n"),
-        ("several_messages", f"for message #1 from rank 1 (tag 0), which has sent none; rank 1 {finished}"),
         ("gather", f"for gather #2 of rank 1, which has made 1; rank 1 {finished}"),
         ("announcement", f"for announcement #1 of rank 1, which has made none; rank 1 {finished}"),
     ):
         assert re.search(f"\nE   deadlock: .*{re.escape(message)}", run.failure(f"test_{name}"))
-    suite.expect_nothing_left()
 
 
 @pytest.mark.long

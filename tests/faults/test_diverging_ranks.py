@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 
 @pytest.mark.long
@@ -245,7 +241,6 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
     assert "Detected mismatch between collectives on ranks" in report
     assert "OpType=ALLREDUCE, TensorShape=[8]" in report
     assert "OpType=BROADCAST, TensorShape=[3]" in report
-    suite.expect_nothing_left()
 
 
 def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
-
 
 _CRASH = "        ctypes.string_at(0)"
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 SUITE = """
 import threading
@@ -16,7 +13,6 @@ from datetime import timedelta
 
 import pytest
 from tests.lazy_torch import dist, torch
-from torch.distributed import P2POp, batch_isend_irecv
 
 pytestmark = pytest.mark.distributed(2, backend="gloo", timeout=20)
 KEPT = []
@@ -57,7 +53,7 @@ def test_one_rank_receives_from_any(rank):
 def test_sends_in_a_batch(rank):
     if rank == 0:
         tensors = [number(1), number(2), number(3)]
-        KEPT.append((tensors, batch_isend_irecv([P2POp(dist.isend, one, 1) for one in tensors])))
+        KEPT.append((tensors, dist.batch_isend_irecv([dist.P2POp(dist.isend, one, 1) for one in tensors])))
     else:
         dist.recv(number(), 0)
 
@@ -96,8 +92,8 @@ def test_messages_that_arrive(rank, pair):
             work = starts(dist.isend, 1, 1 - rank, group=group, tag=tag)
             dist.recv(number(), 1 - rank if tag else None, group=group, tag=tag)
             work.wait()
-    operations = [P2POp(dist.isend, number(1), 1 - rank), P2POp(dist.irecv, number(), 1 - rank)]
-    for work in batch_isend_irecv(operations):
+    operations = [dist.P2POp(dist.isend, number(1), 1 - rank), dist.P2POp(dist.irecv, number(), 1 - rank)]
+    for work in dist.batch_isend_irecv(operations):
         work.wait()
     objects = ["x"]
     dist.send_object_list(objects, 1) if rank == 0 else dist.recv_object_list(objects, 0)
@@ -230,4 +226,3 @@ def test_no_test_receives_a_message_of_another_one(suite: BackgroundSuite) -> No
     for test, reason in NEW_RANKS.items():
         assert reasons[f"test_it.py::{test}"].startswith(reason)
     assert not any("healthy" in test or "arrive" in test or "to_all_others" in test for test in reasons)
-    suite.expect_nothing_left()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 
 @pytest.mark.long
@@ -211,6 +208,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """
@@ -219,40 +217,40 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_user(rank):
             if rank == 1:
                 os.setuid(65534)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_user():
             assert os.getuid() == 0
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_groups():
             os.setgroups([*os.getgroups(), 1234])
             os.setgid(65534)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_groups():
             assert os.getgid() == 0
             assert 1234 not in os.getgroups()
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_root(tmp_path):
             os.chroot(tmp_path)
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_root(tmp_path):
             assert os.path.exists("/tmp")
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_takes_it_back():
             os.seteuid(65534)
             os.seteuid(0)
@@ -264,7 +262,7 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_after_the_copy():
             pass
         """,
@@ -281,19 +279,6 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
     )
     assert "errors outside of any test" not in run.text
     assert "rank 1 left the user (real and effective id) changed from 0 and 0 to 65534 and 65534" in run.text
-
-
-_REPLACED_FUNCTIONS = (
-    *("os._exit", "os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.getpid", "os.write", "os.read", "os.close"),
-    *("os.truncate", "os.getcwd", "os.chdir", "os.fork", "os.set_inheritable"),
-    *("signal.signal", "signal.getitimer", "signal.setitimer", "signal.sigwait", "gc.collect"),
-    *("socket.socket", "socket.socket.send", "socket.socket.recv", "socket.socket.accept", "socket.socket.fileno"),
-    *("pickle.dumps", "pickle.loads", "json.dumps", "json.loads", "struct.pack", "struct.unpack", "zlib.crc32"),
-    *("time.monotonic", "time.time", "time.sleep", "time.perf_counter", "time.clock_gettime", "select.poll"),
-    *("threading.Thread", "threading.enumerate", "threading.main_thread", "builtins.open", "io.open"),
-    *("traceback.format_exc", "atexit._run_exitfuncs", "contextlib.suppress"),
-)
-"""Functions of the standard library that ranks need, and that pytest itself does not need."""
 
 
 _MARKED_AND_PLAIN = """
@@ -342,99 +327,3 @@ def test_a_conftest_may_replace_functions_and_the_class_of_threads_when_it_is_im
     )
     suite.write("test_it.py", _MARKED_AND_PLAIN)
     suite.run().expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
-
-
-@pytest.mark.long
-def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_replaces.py",
-        f"""
-        import importlib
-        import os
-        import signal
-
-        import pytest
-        import torch.distributed as dist
-
-        NAMES = {_REPLACED_FUNCTIONS!r}
-        """
-        """
-        getpid = os.getpid
-        seen = []
-
-
-        def owner(name):
-            module, *path, attribute = name.split(".")
-            found = importlib.import_module(module)
-            for part in path:
-                found = getattr(found, part)
-            return found, attribute
-
-
-        def replacement(*args, **options):
-            raise RuntimeError("replaced")
-
-
-        @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("name", NAMES, scope="class")
-        class TestOne:
-            def test_replaces(self, name):
-                place, attribute = owner(name)
-                seen[:] = [getpid(), attribute in vars(place), getattr(place, attribute)]
-                setattr(place, attribute, replacement)
-
-            def test_the_next_runs_in_the_same_process(self, name):
-                place, attribute = owner(name)
-                pid, own, original = seen
-                if own:
-                    setattr(place, attribute, original)
-                else:
-                    delattr(place, attribute)
-                assert pid == getpid()
-
-
-        # Worlds of their own, which end with what was replaced.
-
-        @pytest.mark.distributed(3, fresh=True)
-        def test_does_not_let_its_process_end():
-            for name in ("os._exit", "os.kill", "os.killpg", "os.waitpid", "signal.signal", "atexit._run_exitfuncs"):
-                setattr(*owner(name), lambda *args: None)
-
-
-        @pytest.mark.distributed(3, fresh=True)
-        def test_does_not_let_its_copy_end(rank):
-            setattr(*owner("os._exit"), lambda *args: None)
-            if rank == 0:
-                child = os.fork()
-                if child == 0:
-                    os._exit(0)
-                else:
-                    os.waitpid(child, 0)
-
-
-        @pytest.mark.distributed(1)
-        def test_in_another_world():
-            pass
-
-
-        @pytest.mark.distributed(2)
-        def test_replaces_a_function_of_torch():
-            dist.get_process_group_ranks = replacement
-
-
-        @pytest.mark.distributed(2)
-        def test_has_the_function():
-            assert dist.get_process_group_ranks(None) == [0, 1]
-        """,
-    )
-    run = suite.run("-p", "no:randomly", CAUSES)
-    not_passed = {
-        "test_does_not_let_its_copy_end": "FAILED",
-        "test_replaces_a_function_of_torch": "PASSED ERROR",
-    }
-    assert {name: word for name, word in run.outcomes().items() if word != "PASSED"} == not_passed, run.text
-    assert len(run.outcomes()) == 2 * len(_REPLACED_FUNCTIONS) + 5
-    assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
-    assert run.causes["test_replaces_a_function_of_torch"] == "leaked: setting; ranks 0-1"
-    assert "torch.distributed.get_process_group_ranks changed from" in run.failure("test_replaces_a_function_of_torch")
-    assert "errors outside of any test" not in run.text

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 
 @pytest.mark.long(except_for="short")

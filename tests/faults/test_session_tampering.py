@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from pytest_accel.core.kill import MARK
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 
 @pytest.mark.long
@@ -130,6 +126,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
 
 
 def test_a_driver_without_file_descriptors_does_not_hang(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_poor.py",
         """
@@ -142,7 +139,7 @@ def test_a_driver_without_file_descriptors_does_not_hang(suite: BackgroundSuite)
         TAKEN = []
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_first(gather, rank):
             assert gather(rank) == [0, 1]
 
@@ -157,7 +154,7 @@ def test_a_driver_without_file_descriptors_does_not_hang(suite: BackgroundSuite)
 
 
         @pytest.mark.parametrize("number", range(3))
-        @pytest.mark.distributed(3)
+        @pytest.mark.distributed(3, init=False)
         def test_cannot_be_run(number):
             pass
 
@@ -168,7 +165,7 @@ def test_a_driver_without_file_descriptors_does_not_hang(suite: BackgroundSuite)
             resource.setrlimit(resource.RLIMIT_NOFILE, BEFORE)
 
 
-        @pytest.mark.distributed(3)
+        @pytest.mark.distributed(3, init=False)
         def test_last(gather, rank):
             assert gather(rank) == [0, 1, 2]
         """,

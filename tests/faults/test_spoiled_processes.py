@@ -5,12 +5,8 @@ That is what plain pytest would show, the state before, or new ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 _SUITE = '''
 import asyncio
@@ -28,8 +24,7 @@ import warnings
 from datetime import timedelta
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.lazy_torch import dist, torch
 
 pytestmark = [
     pytest.mark.distributed(2, kind="cpu", timeout=30),
@@ -98,7 +93,7 @@ def threshold():
     logging.disable(logging.CRITICAL)
 
 
-@way(torch.get_default_dtype)
+@way(lambda: torch.get_default_dtype())
 def dtype():
     torch.set_default_dtype(torch.float64)
 
@@ -108,24 +103,26 @@ def device():
     torch.set_default_device("meta")
 
 
-@way(torch.is_grad_enabled)
+@way(lambda: torch.is_grad_enabled())
 def grad_mode():
     torch.set_grad_enabled(False)
 
 
-@way(torch.get_deterministic_debug_mode)
+@way(lambda: torch.get_deterministic_debug_mode())
 def deterministic():
     torch.set_deterministic_debug_mode("warn")
 
 
-@way(torch.get_float32_matmul_precision)
+@way(lambda: torch.get_float32_matmul_precision())
 def precision():
     torch.set_float32_matmul_precision("high")
 
 
 @way(lambda: dist.barrier.__module__)
 def patched_function():
-    dist.barrier = lambda *_, **__: None
+    import torch.distributed
+
+    torch.distributed.barrier = lambda *_, **__: None
 
 
 # As under plain pytest: it stays, or pytest itself puts it back.
@@ -318,4 +315,3 @@ def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: Backgrou
     assert len(expected) == 2 * 26
     for way, reason in _NEW_RANKS.items():
         assert f"test_it.py::test_way[{way}-spoils]: {reason}" in run.text
-    suite.expect_nothing_left()

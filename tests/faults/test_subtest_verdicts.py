@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.background_suite import BackgroundSuite
 from tests.run import without_subtests
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 _TESTS = """
     import unittest
@@ -161,4 +157,3 @@ def test_ranks_disagree_on_subtests_as_on_tests(suite: BackgroundSuite, options:
     }
     for headline, text in shown.items():
         assert text in run.failure(headline)
-    suite.expect_nothing_left()

@@ -12,9 +12,12 @@ import pytest
 from tests.background_suite import BackgroundSuite
 from tests.deadline import eventually
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux, to start processes of other users"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux, to start processes of other users"
+    ),
+    pytest.mark.usefixtures("without_torch"),
+]
 
 _PYTEST_WITHOUT_CAP_KILL = (
     sys.executable,
@@ -47,7 +50,7 @@ def end_process(suite: BackgroundSuite) -> Iterator[None]:
 def test_the_session_goes_on_and_names_the_process(
     suite: BackgroundSuite, options: str, end: str, outcome: str, cause: str
 ) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\naccel_wait = 1\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\naccel_wait = 60\n")
     suite.write(
         "test_it.py",
         f"""
@@ -59,7 +62,7 @@ def test_the_session_goes_on_and_names_the_process(
                 print(left.pid, file=file)
             {end}
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_on_the_cpu(): pass
 
         @pytest.mark.devices(1)

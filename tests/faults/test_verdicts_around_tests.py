@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.core.rank_names import ranks_text
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
 
 FAULTS = {
     "fails": ("raise ValueError('by hand')", "unstarted"),
@@ -45,6 +42,7 @@ def test_{SITE}_{WAY}():
 @pytest.mark.long(except_for="one")
 @pytest.mark.parametrize("ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all")])
 def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuite, ranks: set[int]) -> None:
+    suite.without_torch()
     cases = list(itertools.product(("module", "conftest"), FAULTS))
     for site, fault in cases:
         failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", FAULTS[fault][0])
@@ -62,7 +60,6 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuit
         verdicts["skips"] = "SKIPPED"
     run.expect({"test_last": "PASSED"} | {f"test_{site}_{fault}": verdicts[fault] for site, fault in cases})
     assert not any(f"pytest_accel/{package}" in run.text for package in ("driver", "verdict"))
-    suite.expect_nothing_left()
 
 
 @pytest.mark.long
@@ -122,36 +119,6 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> 
     assert list(suite.temporary.glob("pymp-*")) == []
 
 
-@pytest.mark.long
-def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import atexit
-        import os
-
-        import pytest
-
-
-        ENDS = {2: lambda: os._exit(0), 3: lambda: os._exit(5), 4: os.abort}
-
-
-        @pytest.mark.distributed([2, 3, 4])
-        def test_registers(rank, world_size):
-            if rank == 1:
-                atexit.register(ENDS[world_size])
-        """,
-    )
-    run = suite.run("--accel", "none")
-    texts = {2: "exited with status 0", 3: "exited with status 5", 4: "SIGABRT"}
-    run.expect({f"test_registers[world_size={size}]": "PASSED" for size in texts})
-    assert run.ret == 1, run.text
-    report = run.text.partition("accel: errors outside of any test")[2]
-    for size, text in texts.items():
-        assert re.search(rf"rank 1 of a world of {size} .*{text}", report), run.text
-    suite.expect_nothing_left()
-
-
 @pytest.mark.long(except_for="interrupt-one")
 @pytest.mark.parametrize(
     ("code", "ranks", "workers", "status", "text"),
@@ -164,12 +131,13 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Backgrou
 def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
     suite: BackgroundSuite, code: str, ranks: str, workers: str, status: int, text: str
 ) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         f"""
         import pytest
 
-        pytestmark = pytest.mark.distributed(2)
+        pytestmark = pytest.mark.distributed(2, init=False)
 
         def test_first(): pass
 
@@ -186,48 +154,6 @@ def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
     assert run.outcomes().get("test_ends") != "PASSED"
     assert run.ret == status, run.text
     assert re.search(rf"{text} \(test_it.py::test_ends, rank [{ranks}] at test_it.py:10\)", run.text), run.text
-    suite.expect_nothing_left()
-
-
-@pytest.mark.long
-def test_pytest_exit_in_fixtures_that_are_torn_down_late_ends_the_session(suite: BackgroundSuite) -> None:
-    """The fixtures were kept for a test that was never sent to the ranks."""
-    suite.write(
-        "test_a.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(1)
-
-        @pytest.fixture(scope="module", autouse=True)
-        def ends_the_session():
-            yield
-            pytest.exit("by hand", returncode=7)
-
-        def test_first(): pass
-
-        @pytest.mark.skip(reason="never")
-        def test_never(): pass
-        """,
-    )
-    suite.write(
-        "test_b.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(1)
-
-        def test_next(): pass
-
-        def test_last(): pass
-        """,
-    )
-    run = suite.run("--accel", "none")
-    assert run.outcomes().get("test_first") == "PASSED"
-    assert "test_last" not in run.outcomes()
-    assert run.ret == 7, run.text
-    assert "by hand" in run.text
-    suite.expect_nothing_left()
 
 
 _FAILING_RESOURCE = """
@@ -280,7 +206,6 @@ def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuit
     _, title, rest = run.text.partition("accel: fixtures that were not torn down, since their ranks had died or hung")
     assert title, run.text
     assert rest.splitlines()[1] == "test_dies.py::test_dies: resource (rank 1)"
-    suite.expect_nothing_left()
 
 
 _HANGING = """
@@ -324,4 +249,3 @@ def test_fixtures_are_torn_down_in_a_rank_that_hangs_in_python_code(suite: Backg
     assert rest.splitlines()[1] == "test_it.py::test_hangs_in_c: account (ranks 0-1)"
     assert "test_it.py::test_hangs: account" not in rest
     assert "outside of any test" not in run.text
-    suite.expect_nothing_left()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.background_suite import PYTEST, BackgroundSession
+from tests.background_suite import PYTEST, BackgroundSession, BackgroundSuite
 from tests.run import CAUSES
 
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 CONFTEST = """
 import time
@@ -116,7 +114,7 @@ def test_the_xdist_controller_shows_for_which_devices_tests_wait(
     suite: BackgroundSuite, accel: str, waits: str
 ) -> None:
     suite.write("conftest.py", CONFTEST)
-    mark = "devices(3)" if accel == "sim:4" else "distributed(1)"
+    mark = "devices(3)" if accel == "sim:4" else "distributed(1, init=False)"
     suite.write(
         "test_both.py",
         f"""
@@ -216,7 +214,7 @@ TWO_TESTS = """
 import pytest
 
 
-@pytest.mark.distributed(1)
+@pytest.mark.distributed(1, init=False)
 def test_one():
     pass
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.deadline import Deadline
 from tests.run import OUTER_VARIABLES, Run, read_causes
-from tests.session_server import ForkedSession, SessionServer
+from tests.session_server import WITHOUT_TORCH, ForkedSession, SessionServer
 
 if TYPE_CHECKING:
     from tests.conftest import Surroundings
@@ -48,6 +48,7 @@ class Suite:
         self._start = path
         """Working directory of the sessions; None: that of the test."""
         self._sessions = 0
+        self._module_path: list[str] = []
         self._monkeypatch = monkeypatch
         self._server: SessionServer | None = server
         self._ini = ini
@@ -66,6 +67,10 @@ class Suite:
     def new_interpreters(self) -> None:
         """Have each session start an interpreter, which has imported no module before."""
         self._server = None
+
+    def without_torch(self) -> None:
+        """Have sessions run as if torch were not installed. Its import takes half the time of a session with ranks."""
+        self._module_path = [WITHOUT_TORCH]
 
     def plugin(self, name: str) -> None:
         """Have sessions also load the plugin `name`."""
@@ -122,10 +127,11 @@ class Suite:
     ) -> ForkedSession | subprocess.Popen[bytes]:
         """Start a session that writes to the files `output` and `errors`."""
         folder, test_folder = self._start or Path.cwd(), os.getcwd()
-        path = os.environ.get("PYTHONPATH")
-        environment = {**os.environ, "PYTHONPATH": f"{test_folder}{os.pathsep}{path}" if path else test_folder}
+        path = [*self._module_path, test_folder]
+        given = os.environ.get("PYTHONPATH")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, given] if given else path)}
         if self._server is not None and self._server.can_start(os.environ):
-            return self._server.start(args, folder, [test_folder], environment, output, errors)
+            return self._server.start(args, folder, path, environment, output, errors)
         command = [sys.executable, "-m", "pytest", *args]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=folder, env=environment

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _FAILING_TEST = """
     import pytest
     {other}
 
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_{name}():
         number = {number}
         assert number == 4
@@ -38,14 +38,14 @@ _TESTS_WITH_SPECIAL_NAMES = """
     import pytest
 
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     @pytest.mark.parametrize("text", ["a::b", "[c]", "d e", "ü"])
     def test_parameter(text, request):
         assert request.node.get_closest_marker("distributed")
 
 
     class TestIn:
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         @pytest.mark.parametrize("text", ["f::g"])
         def test_method(self, text, of_conftest):
             assert of_conftest == "conftest"
@@ -107,7 +107,9 @@ def test_a_rank_looks_at_each_file_once_whatever_else_is_in_its_folder(suite: Su
 def test_only_python_files_that_pytest_collects_are_opened(suite: Suite) -> None:
     """The search for marks takes no named pipe, which would block it, no device, and no file without an end."""
     suite.ini("python_files = test_*")
-    suite.write("test_it.py", "import pytest\n@pytest.mark.distributed(2, kind='cpu')\ndef test_it(): pass\n")
+    suite.write(
+        "test_it.py", "import pytest\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_it(): pass\n"
+    )
     os.mkfifo("test_pipe.py")
     os.mkfifo("test_pipe")
     os.symlink("/dev/zero", "test_device.py")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _FIVE_TESTS = """
     import os
@@ -16,7 +16,7 @@ _FIVE_TESTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     def test_one():

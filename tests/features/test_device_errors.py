@@ -5,10 +5,7 @@ The device is simulated by a module `torch` with the functions that the plugin c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 _SIMULATED_DEVICE = """
     import sys

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+import pytest
+
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _CONFTEST = """
 import os
@@ -80,7 +82,7 @@ _TESTS = """
 import pytest
 
 pytestmark = [
-    pytest.mark.distributed(2, kind="cpu"),
+    pytest.mark.distributed(2, kind="cpu", init=False),
     pytest.mark.usefixtures("of_function", "of_class", "of_module", "of_session"),
 ]
 
@@ -186,7 +188,7 @@ def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suit
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
         def note(*words):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from pytest_accel.features.record.census import RAN, read_job
+from tests.features.conftest import Suite
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _CONFTEST = """
     import os

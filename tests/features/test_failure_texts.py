@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.run import Run
+from tests.features.conftest import Suite
+from tests.run import Run
 
 
 def _summary(run: Run, test: str) -> str:
@@ -302,7 +300,7 @@ def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
             launch("fails.py", launcher="python")
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_fails(rank):
             assert rank == 2
         """,
@@ -315,6 +313,7 @@ def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
         WORLD_SIZE = int(os.environ["WORLD_SIZE"])
         """,
     )
+    suite.without_torch()
     run = suite.run("--strict-markers", "--continue-on-collection-errors")
 
     assert run.outcomes() == {"test_launch[False]": "FAILED", "test_launch[True]": "XFAIL", "test_fails": "FAILED"}
@@ -342,11 +341,12 @@ def test_an_error_of_a_conftest_in_ranks_is_shown_once(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_it():
             pass
         """,
     )
+    suite.without_torch()
     run = suite.run()
 
     assert _summary(run, "test_it").endswith("ranks 0-1 could not run the test: RuntimeError: not in a rank")

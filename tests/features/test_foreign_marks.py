@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _HEADER = "accel: this project registers marks of its own"
-_MODES = [
-    pytest.param((), id="plain"),
-    pytest.param(("-n2",), id="xdist"),
-]
-
 # What a project does with marks of its own. Tests that pytest-accel runs would see variables of ranks.
 _OWN_MARKS_PLUGIN = """
     import os
@@ -61,20 +55,19 @@ _OWN_MARKS_TESTS = """
     """
 
 
-@pytest.mark.parametrize("options", _MODES)
-def test_marks_that_the_project_registers_are_left_alone(suite: Suite, options: tuple[str, ...]) -> None:
+def test_marks_that_the_project_registers_are_left_alone(suite: Suite) -> None:
     """One is registered in the ini file, the other by a plugin that the conftest names."""
     suite.ini("markers = distributed: run this only with several GPUs")
     suite.write("theirs.py", _OWN_MARKS_PLUGIN)
     suite.write("conftest.py", 'pytest_plugins = ["theirs"]\n')
     suite.write("test_it.py", _OWN_MARKS_TESTS)
-    run = suite.run("--strict-markers", *options)
+    run = suite.run("--strict-markers", "-n2")
     assert run.count() == {"PASSED": 4}
     (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
     assert "of its own, `devices` and `distributed`: " in line
     assert "`accel_marks = own` hands them over" in line
 
-    confirmed = suite.run("-o", "accel_marks=project", "-m", "devices or distributed", *options)
+    confirmed = suite.run("-o", "accel_marks=project", "-m", "devices or distributed")
     assert confirmed.count() == {"PASSED": 3}
     assert _HEADER not in confirmed.text
 
@@ -84,8 +77,8 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
         """
         markers = distributed: run this only with several GPUs
         accel_rules =
-            test_rule.py::test_adopted: distributed(2, kind="cpu")
-            test_rule.py::test_sizes: distributed([1, 2], kind="cpu")
+            test_rule.py::test_adopted: distributed(2, kind="cpu", init=False)
+            test_rule.py::test_sizes: distributed([1, 2], kind="cpu", init=False)
         """
     )
     suite.write("conftest.py", _OWN_MARKS_PLUGIN)
@@ -116,7 +109,7 @@ _ADOPTED = """
 
     @pytest.mark.distributed
     @pytest.mark.devices(4)
-    def test_sizes(rank, device, world_size):
+    def test_sizes(rank, world_size):
         with open("ranks", "a") as file:
             file.write(f"{rank} of {world_size}\\n")
 
@@ -142,7 +135,7 @@ def test_marks_of_the_project_can_be_handed_over(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_in_ranks():
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']}\\n")
@@ -316,13 +309,10 @@ _OWN_HARNESS = {
 }
 
 
-@pytest.mark.parametrize("options", _MODES)
-def test_a_suite_with_a_mark_and_a_harness_of_its_own_runs_as_without_the_plugin(
-    suite: Suite, options: tuple[str, ...]
-) -> None:
+def test_a_suite_with_a_mark_and_a_harness_of_its_own_runs_as_without_the_plugin(suite: Suite) -> None:
     for name, text in _OWN_HARNESS.items():
         suite.write(name, text)
-    run = suite.run("--accel=none", *options)
+    run = suite.run("--accel=none", "-n2")
     run.expect({"test_ranks": "PASSED", "test_default": "PASSED"})
     assert _HEADER in run.text
     assert suite.read("ranks") == ["True"] * 3
@@ -337,7 +327,7 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(1, kind="cpu")
+        @pytest.mark.distributed(1, kind="cpu", init=False)
         def test_marked(rank, device, world_size):
             assert (rank, device, world_size) == ("of the suite", "of another plugin", 1)
 
@@ -346,14 +336,14 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
             assert (rank, device) == ("of the suite", "of another plugin")
 
 
-        @pytest.mark.distributed(1, kind="cpu")
+        @pytest.mark.distributed(1, kind="cpu", init=False)
         def test_needs_those_of_the_plugin(rank, device):
             assert rank == 0
             assert device.type == "cpu"
 
 
         @pytest.mark.parametrize("rank", [3])
-        @pytest.mark.distributed(1, kind="cpu")
+        @pytest.mark.distributed(1, kind="cpu", init=False)
         def test_has_a_parameter(rank):
             assert rank == 4
         """,
@@ -363,25 +353,3 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
     run = suite.run()
     assert run.count() == {"PASSED": 2, "FAILED": 2}
     assert _HEADER not in run.text
-
-
-@pytest.mark.long
-def test_sessions_without_some_builtin_plugins_of_pytest_work(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        def test_keeps(cache):
-            cache.set("mine", 7)
-
-        @pytest.mark.distributed(2)
-        def test_in_ranks(rank):
-            assert rank < 2
-
-        def test_has_kept(cache):
-            assert cache.get("mine", None) == 7
-        """,
-    )
-    run = suite.run("-p", "no:capture", "-p", "no:debugging", "--cache-clear")
-    assert run.count() == {"PASSED": 3}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _TEST = """
     import pytest
@@ -21,7 +21,7 @@ _TEST = """
         {body}
 
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_in_ranks():
         {body}
     """

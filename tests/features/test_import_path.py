@@ -56,6 +56,7 @@ def test_a_session_imports_no_module_of_the_folder_in_which_the_command_pytest_i
 
 
 def test_ranks_import_from_the_folder_in_which_python_m_pytest_is_started(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     (suite.path / "tests").mkdir()
     suite.write("module_of_the_folder.py", "import os\n\nPID = os.getpid()\n")
     suite.write(
@@ -68,7 +69,7 @@ def test_ranks_import_from_the_folder_in_which_python_m_pytest_is_started(suite:
         import module_of_the_folder
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_ranks():
             assert module_of_the_folder.PID == os.getpid()
         """,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 
 def test_each_rank_begins_with_random_states_of_its_own(suite: Suite) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 _LIBRARIES = {
     "parallel_state.py": """

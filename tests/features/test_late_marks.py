@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+import pytest
+
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _CONFTEST = """
     import pytest
 
-    TWO = pytest.mark.distributed(2)
+    TWO = pytest.mark.distributed(2, init=False)
 
 
     def mark(items, part):
@@ -50,7 +52,7 @@ _CONFTEST = """
     def pytest_runtest_setup(item):
         mark([item], "_setup")
         if "_closer" in item.name:
-            item.add_marker(pytest.mark.distributed(4), append=False)
+            item.add_marker(pytest.mark.distributed(4, init=False), append=False)
         if "_removed" in item.name:
             item.own_markers[:] = [one for one in item.own_markers if one.name != "distributed"]
         if "_devices" in item.name:
@@ -90,16 +92,16 @@ _TESTS = """
 
     @pytest.fixture
     def add_marker(request):
-        request.node.add_marker(pytest.mark.distributed(2))
+        request.node.add_marker(pytest.mark.distributed(2, init=False))
 
     def test_add_marker(add_marker): pass
 
     def test_itself(request):
-        request.applymarker(pytest.mark.distributed(2))
+        request.applymarker(pytest.mark.distributed(2, init=False))
 
     @pytest.fixture(scope="class")
     def mark_the_class(request):
-        request.node.add_marker(pytest.mark.distributed(2))
+        request.node.add_marker(pytest.mark.distributed(2, init=False))
 
     class TestOfClass:
         def test_class(self, mark_the_class): pass
@@ -112,18 +114,18 @@ _TESTS = """
 
     # Marked, and other marks later.
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_closer(): pass
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_removed(): pass
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_marked_devices(): pass
 
     # The mark changes nothing.
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_marked_setup(): in_ranks()
 
     @pytest.mark.skip
@@ -137,12 +139,12 @@ _TESTS = """
 
     def test_unmarked(): assert ALONE
     """
-_ADDED = "the mark distributed(2) was added after collection; add it in pytest_collection_modifyitems"
+_ADDED = "the mark distributed(2, init=False) was added after collection; add it in pytest_collection_modifyitems"
 _TEXTS = {
-    "test_devices": _ADDED.replace("distributed(2)", "devices(3)"),
-    "test_marked_devices": _ADDED.replace("distributed(2)", "devices(3)"),
+    "test_devices": _ADDED.replace("distributed(2, init=False)", "devices(3)"),
+    "test_marked_devices": _ADDED.replace("distributed(2, init=False)", "devices(3)"),
     "test_removed": _ADDED.replace("added", "removed").replace("add it", "remove it"),
-    "test_closer": _ADDED.replace("added", "changed to distributed(4)").replace("add it", "change it"),
+    "test_closer": _ADDED.replace("added", "changed to distributed(4, init=False)").replace("add it", "change it"),
 }
 """The texts of the failures that are not `_ADDED`."""
 

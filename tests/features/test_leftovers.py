@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import psutil
 import pytest
 
+from tests.features.conftest import Suite
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 _SETTINGS_TESTS = """
     import os

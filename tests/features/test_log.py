@@ -12,6 +12,8 @@ from tests.background_suite import BackgroundSuite, suite
 
 __all__ = ["suite"]
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 _TESTS = """
     import pytest
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 
 def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -> None:
@@ -20,28 +19,28 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_function(world_size):
             assert world_size == 2
 
 
         @pytest.mark.devices
-        def test_bare_mark(devices):
-            assert len(devices) == 1
+        def test_bare_mark(accel):
+            assert len(accel.ids) == 1
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         class TestClass:
             def test_inherits(self, world_size):
                 assert world_size == 2
 
-            @pytest.mark.distributed(3)
+            @pytest.mark.distributed(3, init=False)
             def test_closer_mark_wins(self, world_size):
                 assert world_size == 3
 
             @pytest.mark.devices(2)
-            def test_both_marks(self, world_size, devices):
-                assert (world_size, len(devices)) == (2, 4)
+            def test_both_marks(self, world_size, accel):
+                assert (world_size, len(accel.ids)) == (2, 2)
 
 
         class TestDerived(TestClass):
@@ -51,8 +50,8 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
         @pytest.mark.parametrize(
             "expected",
             [
-                pytest.param(1, marks=pytest.mark.distributed(1), id="one"),
-                pytest.param(3, marks=pytest.mark.distributed(3), id="three"),
+                pytest.param(1, marks=pytest.mark.distributed(1, init=False), id="one"),
+                pytest.param(3, marks=pytest.mark.distributed(3, init=False), id="three"),
                 pytest.param(None, id="none"),
             ],
         )
@@ -64,13 +63,13 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
                 assert request.getfixturevalue("world_size") == expected
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         @pytest.mark.parametrize("number", [10, 20])
         def test_other_parameters(number, rank, gather):
             assert gather(number + rank) == [number, number + 1]
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         class TestCase(unittest.TestCase):
             @classmethod
             def setUpClass(cls):
@@ -101,7 +100,7 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
             def test_expected(self):
                 raise AssertionError
 
-            @pytest.mark.distributed(3)
+            @pytest.mark.distributed(3, init=False)
             def test_closer(self):
                 self.assertEqual(os.environ["WORLD_SIZE"], "3")
 
@@ -116,15 +115,11 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
         """
         import pytest
 
-        pytestmark = [pytest.mark.distributed(2), pytest.mark.devices(2)]
+        pytestmark = [pytest.mark.distributed(2, init=False), pytest.mark.devices(2)]
 
 
-        def test_module_mark(world_size, devices):
-            assert (world_size, len(devices)) == (2, 4)
-
-
-        def test_device_order(rank, device, devices):
-            assert device == devices[2 * rank]
+        def test_module_mark(world_size, accel):
+            assert (world_size, len(accel.ids)) == (2, 2)
         """,
     )
     run = suite.run()
@@ -195,7 +190,7 @@ def test_needs():
     raise AssertionError("ran")
 
 
-@mark.distributed(2, kind="cpu")
+@mark.distributed(2, kind="cpu", init=False)
 def test_right():
     pass
 

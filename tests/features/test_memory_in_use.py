@@ -58,7 +58,7 @@ if "PYTEST_ACCEL_SESSION" not in os.environ:  # Not in ranks.
 pytestmark = pytest.mark.devices(1)
 
 
-@pytest.mark.distributed(1, timeout=1)
+@pytest.mark.distributed(1, timeout=1, init=False)
 def test_is_killed():
     signal.pause()
 
@@ -86,6 +86,7 @@ def test_memory_in_use_by_living_processes_never_takes_a_card_away(
     users = tmp_path / "users.txt"
     monkeypatch.setenv("CARD_USERS", str(users))
     monkeypatch.setenv("OTHER_PROGRAM", "1")
+    suite.without_torch()
     suite.write("test_it.py", TESTS)
     run = suite.run("--accel=card", "--accel-wait=20")
     assert run.count() == {"FAILED": 2, "PASSED": 2}, run.text

@@ -27,6 +27,7 @@ MACHINE = """
 
 def test_a_test_gets_devices_that_belong_together(suite: Suite) -> None:
     """Before each test, a world has all devices, and gives them back together."""
+    suite.without_torch()
     suite.write("machine.toml", MACHINE)
     suite.write(
         "test_it.py",
@@ -63,7 +64,7 @@ def test_a_test_gets_devices_that_belong_together(suite: Suite) -> None:
         def test_all_3(): ...
 
 
-        @pytest.mark.distributed(2, kind="sim")
+        @pytest.mark.distributed(2, kind="sim", init=False)
         @pytest.mark.devices(near="numa")
         def test_neighbours(accel):
             assert accel.devices[0].numa == 0

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.installed_packages import InstalledPackages
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 _RECORD_IMPORT = """
     import os
@@ -35,12 +32,12 @@ _TEST = """
     import {name}
 
 
-    @pytest.mark.distributed(2, kind="cpu", fresh=True)
+    @pytest.mark.distributed(2, kind="cpu", fresh=True, init=False)
     def test_one():
         recording.record_rank()
 
 
-    @pytest.mark.distributed(2, kind="cpu", fresh=True)
+    @pytest.mark.distributed(2, kind="cpu", fresh=True, init=False)
     def test_two():
         recording.record_rank()
     """
@@ -141,7 +138,7 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
             assert uses_both.missing_here.answer == 42
         """,
     )
-    for name, value in (("equal", "1"), ("late", "0")):
+    for name, value in (("late", "0"), ("unchanged", "1")):
         suite.write(
             f"test_{name}.py",
             f"""
@@ -238,6 +235,7 @@ def test_a_new_interpreter_has_imported_torch_and_the_file_when_the_test_begins(
 def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unknown_effect(
     preload_suite: Suite,
 ) -> None:
+    preload_suite.without_torch()
     preload_suite.ini("accel_preload = heavy, flagged")
     preload_suite.write("test_heavy.py", _TEST.format(name="heavy"))
     assert preload_suite.run().count() == {"PASSED": 2}
@@ -254,12 +252,12 @@ def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unk
         import recording
 
 
-        @pytest.mark.distributed(2, kind="cpu", env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2"})
+        @pytest.mark.distributed(2, kind="cpu", env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2"}, init=False)
         def test_known():
             recording.record_rank()
 
 
-        @pytest.mark.distributed(2, kind="cpu", env={"FLAG": "of the mark"})
+        @pytest.mark.distributed(2, kind="cpu", env={"FLAG": "of the mark"}, init=False)
         def test_unknown():
             assert flagged.FLAG == "of the mark"
             recording.record_rank()
@@ -289,6 +287,7 @@ def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unk
     ],
 )
 def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: str, text: str) -> None:
+    preload_suite.without_torch()
     preload_suite.ini(f"accel_preload = heavy {name}")
     preload_suite.write("test_one.py", _TEST.format(name="os") + "\n    def test_unmarked():\n        pass\n")
     run = preload_suite.run()
@@ -315,6 +314,7 @@ def test_a_plugin_whose_import_starts_a_thread_is_imported_by_each_rank(
     preload_suite: Suite, packages: InstalledPackages
 ) -> None:
     """Nobody has asked to import it before the fork, so it must not keep the suite from running."""
+    preload_suite.without_torch()
     packages.install("threaded", "pytest11", "threaded = unfit")
     preload_suite.write("test_plugins.py", _TEST.format(name="os"))
     run = preload_suite.run("-p", "threaded")

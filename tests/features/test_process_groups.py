@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 
 @pytest.mark.long
@@ -431,6 +428,7 @@ def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite) -> None
 
 _DEVICES = """
     import os
+    import sys
 
     import pytest
     from tests.lazy_torch import torch
@@ -493,6 +491,7 @@ _DEVICES = """
 
     @pytest.mark.parametrize("name", FIXTURES)
     def test_no_mark(request, name):
+        assert "torch" not in sys.modules, "pytest itself makes tests.lazy_torch import torch"
         wanted = "@pytest.mark.devices or " if name in FIXTURES[:3] else ""
         with pytest.raises(pytest.fail.Exception) as caught:
             request.getfixturevalue(name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
 
@@ -26,7 +26,7 @@ def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str,
 
         import pytest
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_waits(rank):
             threading.Event().wait(2 * rank)
 
@@ -66,7 +66,7 @@ def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
         def test_fails(rank):
             assert rank == 0
@@ -127,7 +127,7 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
         def test_type(): pass
         def test_raises(): pass
@@ -144,7 +144,7 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
         """
         import pytest
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_twice(): pass
         """,
     )

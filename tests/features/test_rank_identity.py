@@ -10,6 +10,8 @@ import pytest
 from tests.features.conftest import Suite
 from tests.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 CONFTEST = """
     import json, os
     import pytest
@@ -69,19 +71,19 @@ CONFTEST = """
 TESTS = """
     import pytest
 
-    @pytest.mark.distributed(1, kind="cpu")
+    @pytest.mark.distributed(1, kind="cpu", init=False)
     def test_one(see):
         pass
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_two(see):
         pass
 
-    @pytest.mark.distributed(2, fresh=True)
+    @pytest.mark.distributed(2, fresh=True, init=False)
     def test_fresh(see):
         pass
 
-    @pytest.mark.distributed(2, fresh=True)
+    @pytest.mark.distributed(2, fresh=True, init=False)
     def test_fresh_again(see):
         pass
 
@@ -89,7 +91,7 @@ TESTS = """
     def test_device(see):
         pass
 
-    @pytest.mark.distributed(2, fresh=True)
+    @pytest.mark.distributed(2, fresh=True, init=False)
     @pytest.mark.devices(2)
     @pytest.mark.parametrize("number", range(2))
     def test_waits_for_devices(see, number):
@@ -172,7 +174,7 @@ def test_ranks_are_workers_without_xdist_and_without_its_hooks(suite: Suite) -> 
         import pytest
         import pytest_accel
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_it(pytestconfig, rank):
             assert pytestconfig.workerinput["workerid"] == f"gw{rank}"
             assert "mine" not in pytestconfig.workerinput

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _TESTS = """
     import logging
@@ -19,7 +19,7 @@ _TESTS = """
     import pytest
 
     log = logging.getLogger("mine")
-    two = pytest.mark.distributed(2, kind="cpu")
+    two = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     def test_first():
@@ -169,7 +169,7 @@ _LIVE = """
         log.info("torn down")
 
 
-    @pytest.mark.distributed(2, kind="cpu", timeout=60)
+    @pytest.mark.distributed(2, kind="cpu", timeout=60, init=False)
     def test_two(rank):
         print("captured")
         log.info("number %d\\nis it", rank)
@@ -246,7 +246,7 @@ def test_only_the_setup_runs_in_ranks_and_fixtures_are_in_order_with_output(suit
             print("torn down")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_two(resource):
             Path("called").touch()
         """,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _TESTS = """
     import ctypes
@@ -18,7 +18,7 @@ _TESTS = """
 
     import pytest
 
-    two = pytest.mark.distributed(2, kind="cpu")
+    two = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     @two
@@ -48,7 +48,7 @@ _FLOOD = """
     import pytest
 
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_flood(rank):
         if rank == 0:
             for number in range(64):
@@ -118,7 +118,7 @@ def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite)
                 time.sleep(0.01)
 
 
-        @pytest.mark.distributed(2, kind="cpu", timeout=60)
+        @pytest.mark.distributed(2, kind="cpu", timeout=60, init=False)
         def test_x(slow):
             print("from the call")
         """,
@@ -149,7 +149,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(
 
         import pytest
 
-        two = pytest.mark.distributed(2, kind="cpu")
+        two = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
         @pytest.fixture
@@ -187,7 +187,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(
             raise ValueError
 
 
-        @pytest.mark.distributed(2, kind="cpu", timeout=4)
+        @pytest.mark.distributed(2, kind="cpu", timeout=4, init=False)
         def test_hangs(rank):
             print("out of", rank)
             if rank == 1:

@@ -9,15 +9,14 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from _pytest import hookspec
 
+from tests.features.conftest import Suite
 from tests.installed_packages import InstalledPackages
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rank-sessions.md"
 _ROW = re.compile(r"^\| (`pytest_.*`) \| (.*) \|$", re.MULTILINE)
@@ -85,7 +84,7 @@ _TESTS = """
 
     import pytest
 
-    in_ranks = pytest.mark.distributed(2, kind="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     @pytest.fixture(params=["word"])
@@ -239,7 +238,7 @@ _PLUGIN_NAME_TESTS = """
         Path(os.environ["NOTES"], "names.driver").write_text("\\n".join(names(pytestconfig)))
 
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_in_ranks(pytestconfig):
         assert pytestconfig.getoption("my_option") == 7
         Path(os.environ["NOTES"], f"names.{os.environ['RANK']}").write_text("\\n".join(names(pytestconfig)))
@@ -313,10 +312,3 @@ def test_ranks_load_modules_that_a_runner_passes_to_pytest(suite: Suite) -> None
     command = [sys.executable, "runner.py", "-p", "accel", "-p", "xdist"]
     done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_plugin_name_without_a_sign_is_a_usage_error(suite: Suite) -> None:
-    suite.ini("accel_rank_plugins = -timeout cov")
-    run = suite.run()
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "ini option accel_rank_plugins: must be -NAME or +NAME, or several with spaces, got" in run.errors

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 # Fixtures of each scope and setup functions of each style, which log what they do.
 _SCOPES = {
@@ -39,7 +39,7 @@ _SCOPES = {
         def pytest_collection_modifyitems(items):
             if "MARKED" in os.environ:
                 for item in items:
-                    item.add_marker(pytest.mark.distributed(2))
+                    item.add_marker(pytest.mark.distributed(2, init=False))
         """,
     "pkg/conftest.py": """
         import pytest
@@ -220,8 +220,7 @@ def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(suite: Suite, m
     assert suite.read("rank1.log") == expected
 
 
-@pytest.mark.long
-def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -> None:
+def test_an_idle_world_keeps_its_fixtures_while_another_runs_and_tears_them_down(suite: Suite) -> None:
     suite.write(
         "test_two_worlds.py",
         """
@@ -249,17 +248,17 @@ def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -
             log("session down")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_one(of_session, of_module):
             log("one")
 
 
-        @pytest.mark.distributed(3, kind="cpu")
+        @pytest.mark.distributed(3, kind="cpu", init=False)
         def test_between(of_session, of_module):
             log("between")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_two(of_session, of_module):
             log("two")
 
@@ -294,12 +293,12 @@ _LATE_ERRORS = """
             raise RuntimeError("the module's end")
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_begins(of_session, of_module):
         pass
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_goes_on():
         pass
     """
@@ -308,7 +307,7 @@ _LATE_ERRORS = """
 @pytest.mark.long
 def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test_or_fail_the_session(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
-    suite.write("test_b.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_last():\n    pass\n")
+    suite.write("test_b.py", "import pytest\n\n\n@pytest.mark.distributed(2, init=False)\ndef test_last():\n    pass\n")
     run = suite.run()
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     run.expect({"test_begins": "PASSED", "test_goes_on": "PASSED ERROR", "test_last": "PASSED ERROR"})
@@ -341,7 +340,7 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
                 threading.Event().wait()
 
 
-        @pytest.mark.distributed(3)
+        @pytest.mark.distributed(3, init=False)
         def test_begins(of_session, rank):
             if rank == 2:
                 QUEUE.put(bytes(1 << 20))  # More than a pipe holds: multiprocessing waits until somebody reads it.
@@ -370,7 +369,7 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
         def test_tmp_path(tmp_path, gather):
@@ -500,7 +499,7 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def verify_options(request, pytestconfig, tmp_path):
             assert mine.VALUE == 5
             assert pytestconfig.args == ["check_options.py::verify_options"]
@@ -544,13 +543,13 @@ def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> 
         import pytest
 
 
-        @pytest.mark.distributed(2, kind="cpu", fresh=True)
+        @pytest.mark.distributed(2, kind="cpu", fresh=True, init=False)
         def test_records(rank, record):
             if rank == 1:
                 record("unexpected")
 
 
-        @pytest.mark.distributed(3, kind="cpu", fresh=True)
+        @pytest.mark.distributed(3, kind="cpu", fresh=True, init=False)
         def test_records_and_fails(record):
             record("unexpected")
             assert 0

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _TESTS = """
     import os
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2)
+    pytestmark = pytest.mark.distributed(2, init=False)
 
 
     @pytest.mark.parametrize("text", ["it's", "b"])
@@ -45,7 +45,7 @@ _TESTS = """
         assert False
 
 
-    @pytest.mark.distributed(9)
+    @pytest.mark.distributed(9, init=False)
     def test_too_large():
         pass
     """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from tests.features.conftest import Suite
 
-    from tests.features.conftest import Suite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 
 def test_ranks_do_not_write_files_of_the_driver(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +22,7 @@ def test_ranks_do_not_write_files_of_the_driver(suite: Suite, monkeypatch: pytes
             logging.getLogger().info("written by the driver")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_in_ranks():
             logging.getLogger().info("written by a rank")
         """,

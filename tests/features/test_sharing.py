@@ -49,6 +49,7 @@ def waiting_tests(mark: str) -> str:
     ],
 )
 def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
+    suite.without_torch()
     suite.write("machine.toml", '[[device]]\nmemory = "16GiB"\n')
     suite.write("test_it.py", waiting_tests(mark))
     run = suite.run("--accel=sim:machine.toml", "-n2", "--accel-timeout=60", *options)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.driver.skip_conditions import condition_of
+from tests.features.conftest import Suite
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _HELPERS = """
     import os
@@ -48,7 +47,7 @@ _MARKS = """
 
     from helpers import requires_ranks
 
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     launched = pytest.mark.skip("not launched") if size < 2 else pytest.mark.launched
 
@@ -141,7 +140,7 @@ _MARKS = """
         raise AssertionError("ran")
 
 
-    @pytest.mark.distributed(2, kind="mlu")
+    @pytest.mark.distributed(2, kind="mlu", init=False)
     @pytest.mark.skipif("RANK" not in os.environ, reason="not launched")
     def test_missing():
         pass
@@ -156,7 +155,7 @@ _FILES = {
             pytest.skip("not launched", allow_module_level=True)
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_it():
             pass
         """,
@@ -181,7 +180,7 @@ _FILES = {
         pytest.importorskip("not_there")
 
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_it():
             assert os.environ["WORLD_SIZE"] == "2"
         """,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 MAX_MODULES = 14
 """Modules and packages of the plugin. Each import costs at least half a millisecond in every session."""
@@ -58,11 +56,12 @@ def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, options: t
         import pytest
 
 
-        @pytest.mark.distributed(1)
+        @pytest.mark.distributed(1, init=False)
         def test_marked():
             pass
         """,
     )
+    suite.without_torch()
     text = suite.run(*options, quiet=bool(lines == 0)).text
     assert text.count("accel: sim, 4 devices: 4 x sim, order fastest") == lines
     assert "accel: sim" not in suite.run("--deselect", "test_it.py").text

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 _OTHER_USER = """
 import encodings.idna  # Which this user may have no right to read.

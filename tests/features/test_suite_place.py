@@ -9,6 +9,8 @@ import pytest
 
 from tests.features.conftest import Suite
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 TESTS = """
     import os
     from pathlib import Path
@@ -21,7 +23,7 @@ TESTS = """
         assert os.environ["PYTEST_ADDOPTS"] == "-p no:doctest"
         assert config.getoption("--mine") == "default"
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_ranks(pytestconfig, rank):
         check(pytestconfig)
 
@@ -62,7 +64,7 @@ def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_fo
         """
         import pytest
 
-        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_ranks(pytestconfig): assert pytestconfig.getoption("--models") == "models"
 
         def test_plain(pytestconfig): assert pytestconfig.getoption("--models") == "models"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 
 def test_a_hang_in_a_torch_that_records_no_collectives(suite: Suite) -> None:

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from pytest_accel.leases.shared_folder import lock_path
+from tests.features.conftest import Suite
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 
 def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
@@ -79,7 +80,7 @@ def test_what_another_user_puts_in_place_of_lock_files_holds_these_devices(suite
             assert [device.id for device in accel.devices] == ["sim-3"]
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         @pytest.mark.devices(2)
         def test_held(): ...
         """,

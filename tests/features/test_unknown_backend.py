@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.features.conftest import Suite
 from tests.installed_packages import InstalledPackages
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 BACKEND = """
 import types

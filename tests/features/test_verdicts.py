@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import socket
 import xml.etree.ElementTree
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.run import CAUSES
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _OUTCOMES = """
     import os
@@ -21,7 +20,7 @@ _OUTCOMES = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     def test_passes(record_property):
@@ -313,7 +312,7 @@ def test_warnings_of_ranks_are_reported_once(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
         class Mine(UserWarning):

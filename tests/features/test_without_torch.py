@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.hardware import fake_driver
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-
-_HIDE_TORCH = """
-    from importlib.machinery import PathFinder
-
-    find_spec = PathFinder.find_spec
-
-
-    class WithoutTorch:
-        def __call__(self, name, path=None, target=None):
-            return None if name.partition(".")[0] == "torch" else find_spec(name, path, target)
-
-
-    PathFinder.find_spec = WithoutTorch()
-    """
-"""A `sitecustomize.py`, which every interpreter with its folder on the path imports when it starts."""
 
 _TESTS = """
     import sys
@@ -86,14 +67,11 @@ def test_only_tests_that_need_torch_fail_and_each_says_so(suite: Suite, monkeypa
     if fake_driver.compiler() is None:
         pytest.skip("needs Linux and a C compiler for the fake driver")
     fake_driver.build(suite.path / "driver" / fake_driver.NVML, "libnvidia-ml.c")
-    suite.write("hidden/sitecustomize.py", _HIDE_TORCH)
     suite.write("test_suite.py", _TESTS)
-    path = [str(suite.path / "hidden"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(suite.path / "driver"))
     monkeypatch.setenv("FAKE_NVML", str(suite.write("machine.txt", _GPUS)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    suite.new_interpreters()
+    suite.without_torch()
     run = suite.run("-n", "2", "--accel", "cuda")
     run.expect(
         {

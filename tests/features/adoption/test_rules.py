@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 PATTERNS = {
     "tests/gpu/*": True,
@@ -68,6 +66,7 @@ def test_an_invalid_setting_is_a_usage_error_before_collection(suite: Suite) -> 
 
 
 def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
+    suite.without_torch()
     suite.write(
         "sums/test_sums.py",
         """
@@ -75,7 +74,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
 
         class TestSums:
             def test_name(self, request):
-                assert request.node.get_closest_marker("distributed").kwargs == {"timeout": 30}
+                assert request.node.get_closest_marker("distributed").kwargs == {"timeout": 30, "init": False}
                 assert os.environ["WORLD_SIZE"] == "2"
         """,
     )
@@ -89,16 +88,14 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
 
 
         def group_size():
-            import torch.distributed as dist
-
-            return dist.get_world_size()
+            return int(os.environ["WORLD_SIZE"])
 
 
         def test_each_size(world_size):
             assert group_size() == world_size
 
 
-        @pytest.mark.distributed(3)
+        @pytest.mark.distributed(3, init=False)
         def test_own_mark():
             assert group_size() == 3
 
@@ -109,8 +106,8 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
             assert bool(request.node.get_closest_marker("distributed")) == (name == "x")
 
 
-        def test_visible(devices):
-            assert len(devices) == 2
+        def test_visible(accel):
+            assert len(accel.ids) == 2
 
 
         class TestCase(unittest.TestCase):
@@ -124,14 +121,14 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
     suite.ini(
         """
         accel_rules =
-            sums: distributed(timeout=30)
-            sums/*: distributed(4)
-            test_sizes.py::test_each_size: distributed([1, 2])
-            test_sizes.py::test_own_mark: distributed(2)
-            test_sizes.py::test_one_case[x]: distributed(2)
+            sums: distributed(timeout=30, init=False)
+            sums/*: distributed(4, init=False)
+            test_sizes.py::test_each_size: distributed([1, 2], init=False)
+            test_sizes.py::test_own_mark: distributed(2, init=False)
+            test_sizes.py::test_one_case[x]: distributed(2, init=False)
             test_sizes.py::test_visible: devices(2)
-            test_sizes.py::TestCase::test_first_rule: distributed(3)
-            test_sizes.py::TestCase: distributed([1, 2])
+            test_sizes.py::TestCase::test_first_rule: distributed(3, init=False)
+            test_sizes.py::TestCase: distributed([1, 2], init=False)
         """
     )
 

@@ -17,6 +17,7 @@ from pytest_accel.core import launcher_env
 from pytest_accel.features.doctor.checks import _nvidia_cards, try_forks
 from pytest_accel.leases.shared_folder import VARIABLE
 from tests.features.launchers.machines import NAMES, machines
+from tests.session_server import WITHOUT_TORCH
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = ["devices", "torch", "masks", "forks", "locks", "launcher", "network"]
@@ -27,6 +28,8 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
 """The variables of process 0 of two, each on a machine of its own."""
+QUICK = {"PYTEST_ACCEL_PRELOAD": "not_there", "PYTHONPATH": WITHOUT_TORCH}
+"""Without torch, and with a plain import error, the check of forks takes no time."""
 Findings = dict[str, list[tuple[str, str, str]]]
 
 
@@ -122,8 +125,7 @@ def test_variables_that_show_no_launcher_are_named() -> None:
         "pass on all variables": {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
     }
     for text, variables in cases.items():
-        # A plain import error ends the slow check of forks.
-        done = run("--json", "--accel", "none", **variables, PYTEST_ACCEL_PRELOAD="not_there")
+        done = run("--json", "--accel", "none", **variables, **QUICK)
         ((state, what, advice),) = findings_of(done)["launcher"]
         assert text in f"{what} {advice}"
         assert state == "note"
@@ -138,7 +140,7 @@ def test_the_address_where_processes_meet_is_tried(tmp_path: Path) -> None:
             (0, NAMES[0], ("ok", "this machine, and the port is free")),
             (0, NAMES[1], ("problem", "cannot be used by rank 0: Cannot assign requested address")),
         ):
-            variables = {**MPIRUN, "OMPI_COMM_WORLD_RANK": str(number), "PYTEST_ACCEL_PRELOAD": "not_there"}
+            variables = {**MPIRUN, **QUICK, "OMPI_COMM_WORLD_RANK": str(number)}
             variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(held.getsockname()[1])}
             done = run("--json", "--accel=none", program=two.on(number), **variables)
             ((state, what, _),) = findings_of(done)["network"]

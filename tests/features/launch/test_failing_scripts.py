@@ -8,16 +8,13 @@ import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from pytest_accel import LaunchError, LaunchTimeout
+from pytest_accel.features.launch.launch_api import Launch
 from tests.deadline import scaled
-
-if TYPE_CHECKING:
-    from pytest_accel.features.launch.launch_api import Launch
 
 Script = Callable[[str], Path]
 SEGFAULT = """

@@ -8,14 +8,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from pytest_accel.features.launch.launch_api import Launch
 from tests.features.launchers import slurm
-
-if TYPE_CHECKING:
-    from pytest_accel.features.launch.launch_api import Launch
 
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
 TIMEOUT = 240.0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 _MODULE = """
     import os

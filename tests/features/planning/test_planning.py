@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.settings.option_types import ExplainedError, planned_machine
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 _TESTS = """
     import pytest

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 SUITE = """
     import pytest
@@ -30,19 +31,19 @@ SUITE = """
         pass
 
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_cpu():
         pass
 
 
-    @pytest.mark.distributed(8)
+    @pytest.mark.distributed(8, init=False)
     def test_too_many():
         pass
     """
 
 _CLASS = """
 
-    @pytest.mark.distributed(4)
+    @pytest.mark.distributed(4, init=False)
     class TestFour:
         def test_it(self):
             pass
@@ -78,11 +79,12 @@ def test_mark_expressions_match_arguments_that_are_given_by_position(suite: Suit
 
 
 def test_a_condition_combines_with_other_selections_and_with_xdist(suite: Suite) -> None:
-    suite.write("test_it.py", SUITE)
+    tests = SUITE.replace("([2, 4])", "([2, 4], init=False)")
+    suite.write("test_it.py", tests)
     run = suite.run("-n1", "--accel-select", "not marked or world_size == 2", "-k", "not sizes")
     assert run.outcomes() == {"test_plain": "PASSED", "test_cpu": "PASSED"}
     assert run.ret == 0
-    suite.write("test_it.py", SUITE.replace("def test_two():\n        pass", "def test_two():\n        assert False"))
+    suite.write("test_it.py", tests.replace("def test_two():\n        pass", "def test_two():\n        assert False"))
     suite.ini("addopts = --accel-select 'devices == 2'")
     run = suite.run()
     assert run.outcomes() == {"test_two": "FAILED", "test_sizes[world_size=2]": "PASSED"}

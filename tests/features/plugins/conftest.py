@@ -8,15 +8,12 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.features.conftest import Suite, session_server, suite
 from tests.run import Run
-
-if TYPE_CHECKING:
-    from tests.session_server import SessionServer
+from tests.session_server import SessionServer
 
 __all__ = ["Pair", "needs", "pair", "session_server", "suite"]
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.plugins.conftest import Pair
+from tests.features.plugins.conftest import Pair, needs
 
 pytestmark = needs("allure_pytest")
 

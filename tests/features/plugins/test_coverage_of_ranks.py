@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.features.plugins.conftest import Pair, needs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.features.conftest import Suite
 
 pytestmark = needs("pytest_cov")
 

@@ -9,13 +9,11 @@ import sys
 import threading
 from io import BufferedRWPair
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from tests.deadline import TIMEOUT, scaled
+from tests.features.conftest import Suite
 from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 _DEBUGGED = """import pytest
 

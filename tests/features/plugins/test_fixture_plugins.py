@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.plugins.conftest import Pair
+from tests.features.plugins.conftest import Pair, needs
 
 _HEAD = """
     import os

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.features.conftest import Suite
 from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 pytestmark = needs("jax")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "process-groups.md"

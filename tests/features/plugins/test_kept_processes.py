@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.features.conftest import Suite
 from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 _WANDB = """
     import os

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.features.plugins.conftest import Pair
-    from tests.run import Run
+from tests.features.conftest import Suite
+from tests.features.plugins.conftest import Pair, needs
+from tests.run import Run
 
 pytestmark = needs("pytest_benchmark")
 

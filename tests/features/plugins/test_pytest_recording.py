@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.plugins.conftest import Pair
+from tests.features.plugins.conftest import Pair, needs
 
 pytestmark = needs("pytest_recording")
 

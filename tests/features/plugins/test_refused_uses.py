@@ -8,16 +8,12 @@ import re
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.features.plugins.refusals import REFUSALS
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.features.plugins.conftest import Pair
+from tests.features.conftest import Suite
+from tests.features.plugins.conftest import Pair, needs
 
 _PLUGINS = {
     "pytest_arraydiff": "pytest_arraydiff.plugin",

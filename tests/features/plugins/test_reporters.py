@@ -7,16 +7,13 @@ import json
 import re
 import xml.etree.ElementTree
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.features.plugins.conftest import needs
+from tests.features.conftest import Suite
+from tests.features.plugins.conftest import Pair, needs
 from tests.run import Run
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.features.plugins.conftest import Pair
 
 _SUITE = """
     import logging

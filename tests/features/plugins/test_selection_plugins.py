@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.features.plugins.conftest import Pair
+from tests.features.conftest import Suite
+from tests.features.plugins.conftest import Pair, needs
 
 _CONFTEST = """
     import os

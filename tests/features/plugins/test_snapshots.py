@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.features.conftest import Suite
-    from tests.features.plugins.conftest import Pair
-    from tests.run import Run
+from tests.features.conftest import Suite
+from tests.features.plugins.conftest import Pair, needs
+from tests.run import Run
 
 _IGNORED_FOLDERS = ("__pycache__", ".pytest_cache", "runpytest-")
 _HEAD = """

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tests.features.plugins.conftest import needs
+from tests.features.plugins.conftest import Pair, needs
 from tests.run import CAUSES
-
-if TYPE_CHECKING:
-    from tests.features.plugins.conftest import Pair
 
 _TESTS = """
     import os

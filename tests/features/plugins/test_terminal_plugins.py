@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features.plugins.conftest import needs
-
-if TYPE_CHECKING:
-    from tests.features.plugins.conftest import Pair
-    from tests.run import Run
+from tests.features.plugins.conftest import Pair, needs
+from tests.run import Run
 
 _TESTS = """
     import pytest

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from filelock import FileLock
 
 from pytest_accel import read_record
+from pytest_accel.features.record.events import Event
 from pytest_accel.features.record.record_file import RecordFile
 from pytest_accel.features.record.timeline import Session, TestRun, sessions_of
 from tests.features.conftest import Suite, session_server, suite
-
-if TYPE_CHECKING:
-    from pytest_accel.features.record.events import Event
 
 __all__ = ["Recorded", "no_xdist", "session_server", "suite", "two_workers"]
 
@@ -167,33 +168,39 @@ class Recorded:
         return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-@pytest.fixture(scope="session")
-def sessions() -> dict[str, Recorded]:
-    """Provide the sessions that have run, by their options."""
-    return {}
+@pytest.fixture
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Provide a folder that all processes of this session have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-def _run(option: str, suite: Suite, monkeypatch: pytest.MonkeyPatch, done: dict[str, Recorded]) -> Recorded:
-    if option not in done:
-        suite.write("sub/test_it.py", TESTS)
-        suite.write("conftest.py", CONFTEST)
-        name = f"files{option}"
-        summary = suite.write(f"{name}/summary.md", "An earlier step.")
-        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-        monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # It marks a session that a test has started.
-        files = [f"--accel-record={name}/record.jsonl", f"--junitxml={name}/junit.xml"]
-        files += [f"--accel-report={name}/report.html"] if importlib.util.find_spec("bokeh") else []
-        done[option] = Recorded(summary.parent, suite.run(*files, "-k", "not left_out", *filter(None, [option])).text)
-    return done[option]
+def _run(option: str, suite: Suite, monkeypatch: pytest.MonkeyPatch, shared: Path) -> Recorded:
+    """Run the session with `option`, unless a test of this or of another process has run it."""
+    done = shared / f"recorded{option}.json"
+    with FileLock(done.with_suffix(".lock")):
+        if not done.exists():
+            suite.write("sub/test_it.py", TESTS)
+            suite.write("conftest.py", CONFTEST)
+            name = f"files{option}"
+            summary = suite.write(f"{name}/summary.md", "An earlier step.")
+            monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+            monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # It marks a session that a test has started.
+            files = [f"--accel-record={name}/record.jsonl", f"--junitxml={name}/junit.xml"]
+            files += [f"--accel-report={name}/report.html"] if importlib.util.find_spec("bokeh") else []
+            run = suite.run(*files, "-k", "not left_out", *filter(None, [option]))
+            done.write_text(json.dumps([str(summary.parent), run.text]))
+        folder, text = json.loads(done.read_text())
+    return Recorded(Path(folder), text)
 
 
 @pytest.fixture
-def no_xdist(suite: Suite, monkeypatch: pytest.MonkeyPatch, sessions: dict[str, Recorded]) -> Recorded:
+def no_xdist(suite: Suite, monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> Recorded:
     """Provide the session of one process."""
-    return _run("", suite, monkeypatch, sessions)
+    return _run("", suite, monkeypatch, shared_folder)
 
 
 @pytest.fixture
-def two_workers(suite: Suite, monkeypatch: pytest.MonkeyPatch, sessions: dict[str, Recorded]) -> Recorded:
+def two_workers(suite: Suite, monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> Recorded:
     """Provide the session of two workers of xdist."""
-    return _run("-n2", suite, monkeypatch, sessions)
+    return _run("-n2", suite, monkeypatch, shared_folder)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.features.record.census import JobTests, read_job
+from tests.features.conftest import Suite
 from tests.features.record.conftest import VERDICTS, Recorded, Written, ran, write_events
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
 
 
 def _job(suite: Suite, file: str = "record.jsonl") -> JobTests:

@@ -6,16 +6,13 @@ import html
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.__main__ import main
+from tests.features.conftest import Suite
 from tests.features.record.conftest import Recorded, Written, ran, write_events
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
-    from tests.run import Run
+from tests.run import Run
 
 _PASSING_TEST = """
     import pytest
@@ -28,6 +25,7 @@ _PASSING_TEST = """
 @pytest.fixture
 def summary(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make sessions of the suite jobs of GitHub Actions, and provide the file of their summary."""
+    suite.without_torch()
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(suite.path / "step-summary.md"))
     return suite.path / "step-summary.md"
 
@@ -63,7 +61,7 @@ _PLACES = '''
 
     def parse(): exec("json.loads('')", {"json": json})
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_ranks(): parse()
 
     def test_plain(): parse()

@@ -9,20 +9,15 @@ import select
 import signal
 import struct
 import termios
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyte
 import pytest
 
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.deadline import TIMEOUT, Deadline
 from tests.torch_release import RECORDS_COLLECTIVES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.background_suite import BackgroundSession
 
 _WAIT = """
 import time
@@ -117,11 +112,11 @@ _HANDLED = """
 
     import pytest
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_ranks(): assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
     @pytest.mark.devices
-    def test_marked(devices): pass
+    def test_marked(accel): pass
 
     def test_unhandled(): assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
@@ -132,6 +127,7 @@ _HANDLED = """
 
 
 def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write("test_it.py", _HANDLED)
     for test in ("test_ranks", "test_unhandled"):  # Deselected tests need no ranks.
         suite.run(f"test_it.py::{test}").expect({test: "PASSED"})
@@ -245,6 +241,7 @@ class Screen:
 def test_the_final_output_is_the_same_with_and_without_status_line(
     suite: BackgroundSuite, args: tuple[str, ...]
 ) -> None:
+    suite.without_torch()
     suite.write("test_it.py", _MANY_TESTS)
     args = args if "-v" in args else ("-q", *args)  # The suite adds -v.
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
@@ -263,6 +260,7 @@ def test_the_final_output_is_the_same_with_and_without_status_line(
 
 @pytest.mark.parametrize(("args", "term"), [(("-s",), "xterm"), (("--no-header", "-n1"), "")])
 def test_some_sessions_have_no_status_line(suite: BackgroundSuite, args: tuple[str, ...], term: str) -> None:
+    suite.without_torch()
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write("test_it.py", _OTHERS)
     screen = Screen(suite, "-k", "three", *args, term=term)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.__main__ import main
+from tests.features.conftest import Suite
 from tests.features.record.conftest import VERDICTS, Recorded, ran, write_events
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-    from tests.features.conftest import Suite
 
 pytest.importorskip("bokeh")
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.features.record.timeline import sessions_of
+from tests.features.record.conftest import Recorded
 from tests.torch_release import needs_torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.features.record.conftest import Recorded
 
 
 def _events(path: Path) -> dict[str, list[dict[str, Any]]]:

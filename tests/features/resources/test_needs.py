@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 _RESOURCES = "accel_resources = license: 2, port-9000: 1\n    memory: 4GiB\n    cores: 3"
 
@@ -109,6 +106,7 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
 
 
 def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suite) -> None:
+    suite.without_torch()
     suite.ini(_RESOURCES)
     suite.write(
         "test_it.py",
@@ -128,7 +126,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
 
 
         @pytest.mark.needs(license=3)
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_ranks():
             pass
 
@@ -170,6 +168,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
 
 
 def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite) -> None:
+    suite.without_torch()
     suite.ini(_RESOURCES)
     suite.write(
         "test_it.py",

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.features.record.census import read_job
-
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "marks.md"
 
@@ -85,6 +82,7 @@ _CASE_IDS = [
 
 
 def test_lists_make_tests_of_methods_and_parameters(suite: Suite) -> None:
+    suite.without_torch()
     suite.write("test_it.py", _CASES)
     run = suite.run("--accel", "none", "-n1")
     assert run.count() == {"PASSED": len(_CASE_IDS) + 1}, run.text
@@ -140,6 +138,7 @@ _HOOKS = """
 
 
 def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
+    suite.without_torch()
     suite.write("conftest.py", _HOOKS)
     suite.write(
         "test_it.py",
@@ -181,6 +180,7 @@ def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
 
 
 def test_the_rerun_command_of_a_variant_runs_this_variant(suite: Suite) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """
@@ -234,6 +234,7 @@ def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: S
             note(len(shared))
     """,
     )
+    suite.without_torch()
     assert suite.run("--accel", "sim:2").count() == {"PASSED": 2}
     ids = [f"TestClass::test_it[world_size={size}]" for size in ("2", "all")]
     assert suite.read("ran.log") == [
@@ -242,6 +243,7 @@ def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: S
 
 
 def test_lists_work_beside_other_ways_to_run_a_test(suite: Suite) -> None:
+    suite.without_torch()
     suite.all_plugins()
     suite.ini("asyncio_mode = auto")
     suite.write(
