@@ -23,13 +23,13 @@ from pytest_accel.features.launchers import agent, rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machines_starter import MachinesStarter
+from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import RendezvousError
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
+from pytest_accel.features.launchers.placement import Seat
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
     HelperFailed,
@@ -27,7 +28,6 @@ from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.placement import Seat
 from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
 
 _LOOK_INTERVAL = 1.0
@@ -63,11 +63,9 @@ class _Placing:
     """A request that waits for a place on the cluster."""
 
     demand: WorldDemand
-    placed: Future[PlaceReserved | PlaceTaken]
+    placed: Future[PlaceReserved]
     why: str = ""
     """Why it waits; empty: it may get a place at once."""
-    unclaimed: Callable[[], None] = lambda: None
-    """Called if the request is cancelled at the moment at which it gets the place of a warm world."""
 
 
 class ClusterStarter(StarterOnMachines[PlaceTaken]):
@@ -101,8 +99,6 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 place = await self._place(demand, avoided)
             except PlaceError as error:
                 raise PlaceError("\n".join([*unfit.values(), str(error)])) from error
-            if isinstance(place, PlaceTaken):
-                return place
             masks = {machine: ",".join(devices) for machine, devices in place.devices.items()}
             taken = PlaceTaken(demand, place=place, place_wanted=self._place_is_wanted)
             try:
@@ -112,8 +108,8 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     raise PlaceError(str(error)) from error
                 unfit[error.machine] = str(error)
 
-    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> PlaceReserved | PlaceTaken:
-        """Wait for a place on the cluster, or for a warm world that has one."""
+    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> PlaceReserved:
+        """Wait for a place on the cluster."""
         number = next(self._ids)
         placing = self._placing[number] = _Placing(demand, self._loop.create_future())
         try:
@@ -126,7 +122,6 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             return placing.placed.result()
         except BaseException:
             self._cluster.send(ReleasePlace(number))  # It may have got a place at this moment.
-            placing.unclaimed()
             raise
         finally:
             del self._placing[number]
@@ -159,16 +154,14 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 return Waiting("a place on the cluster", obstacles) if placing.why else None
         return super().waiting(demand)
 
-    def pass_on(self, taken: PlaceTaken, unclaimed: Callable[[], None]) -> bool:
-        for number, placing in self._placing.items():
+    def hand_on(self, taken: PlaceTaken) -> WorldDemand | None:
+        for placing in self._placing.values():
             if placing.demand.key == taken.demand.key and not placing.placed.done():
-                taken.demand, placing.unclaimed = placing.demand, unclaimed
-                placing.placed.set_result(taken)
-                self._cluster.send(ReleasePlace(number))
-                return True
+                placing.placed.cancel()
+                return placing.demand
             if placing.why:
-                return False
-        return False
+                return None
+        return None
 
     def _return(self, taken: PlaceTaken, *, killed: bool) -> None:
         super()._return(taken, killed=killed)

@@ -27,7 +27,6 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Examiner, Progress
-from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool import waiting_text
 from pytest_accel.pool.pooled_world import WorldState
@@ -191,8 +190,7 @@ def _progress(pool: Pool, number: int) -> Progress:
     world = pool.call(pool.worlds.get, number)
     if world is None or world.state is not WorldState.IN_USE:
         return Progress()
-    inspector = WorldInspector(pool.directory, world.spec)
-    return Examiner(inspector, grouped=world.spec.grouped).progress(pool.call(lambda: world.alive))
+    return Examiner(pool.directory, world.spec).progress(pool.call(lambda: world.alive))
 
 
 def _headline(running: Mapping[str, object], state: _Snapshot) -> str:

@@ -170,7 +170,7 @@ def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Sui
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "worker 'gw0' crashed while running 'test_suite.py::test_crashes'" in run.text
     assert (
-        "worker gw2 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run; "
+        "worker gw1 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run; "
         "all workers must collect the same tests in the same order"
     ) in run.text
 
