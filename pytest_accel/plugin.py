@@ -343,11 +343,6 @@ class CollectionHooks:
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session.devices):
             self._session.pool_client.warm()
-            given = self._session.worker_input
-            if self._session.settings.preload != "none" and (given is None or given["workerid"] == "gw0"):
-                from pytest_accel import late_variables
-
-                late_variables.warn_about(collector.path, text, self._session.config.rootpath)
 
     def _marks_of(self, path: Path, text: str) -> set[str]:
         """Return the marks that tests in the file seem to have, judged by its `text`."""

@@ -22,6 +22,7 @@ from pytest_accel.core.source_files import digest_of, text_of
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import RunTest, TornDown
 from pytest_accel.messages.serialization import exception_text, sketch
+from pytest_accel.rank.late_variables import LateVariables
 
 _MOST_NAMES = 5
 """Number of names of tests that a message lists."""
@@ -57,7 +58,9 @@ class RankCollector:
     There is one instance in each rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late_variables: LateVariables) -> None:
+        self.late_variables = late_variables
+        """Watches the imports of the files that are collected."""
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
         self._import_error = ""
@@ -168,7 +171,7 @@ class RankCollector:
         self._file = Path(path)
         self._announce_conftests(session.config)
         try:
-            with suppress(pytest.UsageError):
+            with suppress(pytest.UsageError), self.late_variables.watching(path):
                 session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
                 known = set(map(id, self._collected))

@@ -29,6 +29,7 @@ from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.rank_output import RankOutput
 
 
@@ -63,7 +64,7 @@ class _RankStart:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, output)
+        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables(), output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 

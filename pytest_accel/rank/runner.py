@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from signal import signal
 from traceback import format_exc, walk_tb
 from typing import Any
+from warnings import warn_explicit
 
 import pytest
 from msgspec import structs
 
-from pytest_accel import features
+from pytest_accel import PreloadWarning, features
 from pytest_accel.compat import torch_errors
 from pytest_accel.compat.pytest_shims import forget_sections, is_subtest, rename
 from pytest_accel.core.clock import monotonic
@@ -161,6 +162,7 @@ class TestRunner:
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
             self._leak_check.begin()
+            test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
@@ -278,6 +280,16 @@ class TestRunner:
             return (yield)
         finally:
             test.in_phase = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Warn about variables that the collection of the test's file has changed too late."""
+        for warning in self._collector.late_variables.take_warnings(self._config.rootpath):
+            try:
+                warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
+            except PreloadWarning:
+                # Show it, and go on: which test comes first in a new world must not decide which one fails.
+                self._test.warnings.append(warning)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
