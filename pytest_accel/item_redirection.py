@@ -11,9 +11,10 @@ import pytest
 
 from pytest_accel import features, late_marks
 from pytest_accel.core.marks import ForeignArgumentsError, MarkError, Marks, own_world_size
+from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
-from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
+from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings.options import planned_machine
@@ -40,8 +41,7 @@ class Redirector:
         )
         if launched is not None:
             resources = replace(resources, layout=launched.layout, launcher=launched.process.launcher)
-        self.resources = resources
-        """What tests are planned for."""
+        self._resources = resources
         self._turn = 0
         """Number of planned tests for one process."""
 
@@ -81,15 +81,19 @@ class Redirector:
             make_fail(item, text)
         self._session.pool_client.usage_error(text)
 
+    def needs(self, plan: ItemPlan) -> Needs:
+        """Return what a test with `plan` needs."""
+        return needs_of(plan, self._resources)
+
     def plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
         """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
         chosen, _ = item.stash.get(VARIANT, None) or ({}, None)
         chosen = {"world_size": own_world_size(item), **chosen}
-        plan = plan_item(marks, chosen, self.resources, turn=self._turn)
+        plan = plan_item(marks, chosen, self._resources, turn=self._turn)
         leases = item.stash.get(DRIVER_LEASES, None)
         if leases is None:
             return plan
-        if plan.key.kind in self.resources.machine.resources:
+        if plan.key.kind in self._resources.machine.resources:
             # The lease of the world would come after those of the driver, and not in the order of all other tests.
             raise MarkError(
                 f"@pytest.mark.devices(kind={plan.key.kind!r}) with @pytest.mark.needs: a test can have one of them, "

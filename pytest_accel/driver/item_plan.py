@@ -9,10 +9,12 @@ from typing import Any
 from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.kinds import KINDS_OF_BACKEND
+from pytest_accel.core.needs import Needs
 from pytest_accel.core.world_key import WorldKey, backend_names
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
+from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.elsewhere import Layout
@@ -106,6 +108,32 @@ def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:
     """Return the number for `ItemPlan.devices`."""
     kind = resources.machine.session_kind if key.need is None else key.kind
     return None if kind in (None, "none", "cpu") else len(resources.inventory(kind).devices)
+
+
+def needs_of(plan: ItemPlan, resources: Resources) -> Needs:
+    """Return what a test with `plan` needs."""
+    key = plan.key
+    need = key.need
+    vendor_backend = None if key.kind == "none" else resources.machine.vendor(key.kind).backend
+    return Needs(
+        marked=True,
+        fits=plan.missing is None,
+        devices=0 if need is None else need.count,
+        world_size=key.ranks,
+        nodes=key.machines,
+        ranks_per_node=-(-key.ranks // key.machines),
+        kind=key.kind,
+        memory=0 if need is None else need.memory or 0,
+        backend=tuple(backend_names(key.backend or vendor_backend)) if key.grouped and key.init else (),
+        share=_share_of(need, resources.inventory(key.kind)),
+    )
+
+
+def _share_of(need: DeviceNeed | None, inventory: Inventory) -> float:
+    """Return the fraction of a device that `need` takes; of the smallest device if it takes an amount of memory."""
+    if need is None or need.share is None:
+        return 1.0
+    return need.share.fraction or max((fraction(need.share, device) for device in inventory.devices), default=1.0)
 
 
 def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: int) -> WorldKey:

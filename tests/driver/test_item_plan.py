@@ -10,7 +10,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.marks import MarkError
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.driver.item_plan import Resources, plan_item
+from pytest_accel.driver.item_plan import Resources, needs_of, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.settings.options import Settings
@@ -150,6 +150,8 @@ def test_a_fake_group_is_a_world_of_one_process_on_the_cpu() -> None:
         "cpu", None, 1, grouped=True, backend="fake", init=False, env=(("A", "1"),), fake_size=4096
     )
     assert (found.key.ranks, found.key.group_size, found.missing) == (1, 4096, None)
+    needs = needs_of(found, resources())
+    assert (needs.world_size, needs.devices, needs.backend, needs.fits) == (1, 0, (), True)
     assert key(distributed(4, backend="cpu:fake,cuda:fake")).fake_size == 4
     assert key(distributed(4, backend="cpu:gloo,cuda:fake")).fake_size is None
 

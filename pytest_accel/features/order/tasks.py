@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.core.driver_leases import DriverLeases
+from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import Entries

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import MarkError, MarkOwners, Marks, as_keywords
+from pytest_accel.core.needs import Needs
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.order.tasks import Planned, Task, missing, need_of, tasks_of
-from pytest_accel.features.planning.needs import Needs, needs_of
 from pytest_accel.features.planning.select_expression import parse
 from pytest_accel.features.planning.shards import partition
 from pytest_accel.hardware.registry import VendorError
@@ -50,7 +50,7 @@ def select(
     condition = session.settings.select
     if condition is not None:
         meets = parse(condition)
-        needs = {item: needs_of(plan, redirector.resources) for item, plan in plans.items()}
+        needs = {item: redirector.needs(plan) for item, plan in plans.items()}
         chosen = {item for item in items if meets(needs.get(item) or Needs(fits=missing(item, None) is None))}
         _deselect(session.config, items, chosen | wrong)
     if shard is not None:
