@@ -69,8 +69,8 @@ class Settings(NamedTuple):
 class _Option(NamedTuple):
     """Definition of one setting."""
 
-    read: str
-    """Name of the function in `option_types` that converts text, or an ini value that pytest has converted."""
+    read: str | Callable[[Any], Any]
+    """Converts text, or an ini value that pytest has converted; a name is that of a function in `option_types`."""
     metavar: str | None
     """None: the setting has no command line option, or it is a switch without a value."""
     ini: Literal["string", "bool", "args"] | None
@@ -78,6 +78,14 @@ class _Option(NamedTuple):
     allowed: str
     """Allowed values, for error messages."""
     help: str
+
+
+def _condition(value: object) -> str:
+    """Return a condition on what tests need."""
+    from pytest_accel.settings import option_types, select_expression
+
+    select_expression.parse(condition := option_types.text(value))
+    return condition
 
 
 _TIMES = "300 (seconds), 90s, 5min or 1.5h"
@@ -132,7 +140,7 @@ _OPTIONS: dict[str, _Option] = {
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
     ),
     "accel_select": _Option(
-        *("text", "CONDITION", None, "a condition such as 'devices >= 2'"),
+        *(_condition, "CONDITION", None, "a condition such as 'devices >= 2'"),
         'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
     ),
     "accel_shard": _Option(
@@ -410,12 +418,13 @@ def _read(definition: _Option, value: object, source: str) -> Any:
 
 def _convert(definition: _Option, value: object) -> Any:
     """Return the value of a setting. Raise ValueError with a text that says what is allowed."""
-    if definition.read == "text" and isinstance(value, str) and value.strip():
+    read = definition.read
+    if read == "text" and isinstance(value, str) and value.strip():
         return value.strip()  # Without the import, which few sessions need.
     from pytest_accel.settings import option_types
 
     try:
-        return getattr(option_types, definition.read)(value)
+        return (getattr(option_types, read) if isinstance(read, str) else read)(value)
     except option_types.ExplainedError:
         raise
     except ValueError:

@@ -28,13 +28,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def pytest_accel_configure(session: AccelSession) -> None:
     config, shard = session.config, session.settings.shard
-    if (condition := session.settings.select) is not None:
-        from pytest_accel.features.planning import select_expression
-
-        try:
-            select_expression.parse(condition)
-        except select_expression.SelectError as error:
-            raise pytest.UsageError(f"--accel-select: {error}") from None
     for name in _PARTITIONS:
         parts = getattr(config.option, name, None)
         if shard is not None and isinstance(parts, int) and parts > 1:  # Some tests would run in no session.

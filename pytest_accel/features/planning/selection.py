@@ -13,9 +13,9 @@ from pytest_accel.core.needs import Needs
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.order.tasks import Planned, Task, missing, need_of, tasks_of
-from pytest_accel.features.planning.select_expression import parse
 from pytest_accel.features.planning.shards import partition
 from pytest_accel.hardware.registry import VendorError
+from pytest_accel.settings import select_expression
 
 if TYPE_CHECKING:
     from pytest_accel.item_redirection import Redirector
@@ -49,7 +49,7 @@ def select(
             wrong.add(item)
     condition = session.settings.select
     if condition is not None:
-        meets = parse(condition)
+        meets = select_expression.parse(condition)
         needs = {item: redirector.needs(plan) for item, plan in plans.items()}
         chosen = {item for item in items if meets(needs.get(item) or Needs(fits=missing(item, None) is None))}
         _deselect(session.config, items, chosen | wrong)

@@ -108,5 +108,5 @@ def test_an_invalid_condition_is_a_usage_error_before_collection(suite: Suite) -
     lines = [line.strip() for line in run.errors.splitlines()]
     row = lines.index("device >= 2")
     assert lines[row - 1].endswith("backend, share, marked, fits; text is put in quotes")
-    assert "ERROR: --accel-select: device is no word of a test's needs; allowed are devices, world" in lines[row - 1]
+    assert "argument --accel-select: device is no word of a test's needs; allowed are devices, world" in lines[row - 1]
     assert lines[row + 1] == "^"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.needs import Needs
-from pytest_accel.features.planning.select_expression import SelectError, parse
+from pytest_accel.settings.select_expression import SelectError, parse
 
 NUMBERS = ("devices", "world_size", "nodes", "ranks_per_node", "share")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")

@@ -13,13 +13,14 @@ from itertools import pairwise
 from pytest_accel.core.kinds import check_kind
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.units import parse_memory
+from pytest_accel.settings.option_types import ExplainedError
 
 Condition = Callable[[Needs], bool]
 _WORDS = ("devices", "world_size", "ranks_per_node", "nodes", "kind", "memory", "backend", "share", "marked", "fits")
 _EXAMPLES = {"kind": "kind == 'cuda'", "backend": "backend == 'nccl'", "memory": "memory >= '40GiB'"}
 
 
-class SelectError(ValueError):
+class SelectError(ExplainedError):
     """Raised for a text that is no condition. The message says why, shows the text and marks the wrong place."""
 
 
