@@ -16,7 +16,7 @@ from signal import SIG_DFL, getsignal
 from signal import signal as set_handler
 from threading import current_thread, main_thread
 from traceback import format_exc
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,14 +26,13 @@ from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
-from pytest_accel.diagnostics.diagnosis import Examiner, Progress
+from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool import waiting_text
-from pytest_accel.pool.pooled_world import WorldState
+from pytest_accel.pool.pool_snapshot import PoolSnapshot, progress, snapshot
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool import Pool
     from pytest_accel.session import AccelSession
 
 _SIGNALS: list[int] = [getattr(signal, name) for name in ("SIGUSR1", "SIGINFO") if hasattr(signal, name)]
@@ -133,20 +132,20 @@ class LiveHooks:
             except Empty:
                 if monotonic() - self._terminal.written_at >= QUIET:
                     pool = self._session.pool
-                    self._terminal.show_status(_headline(self._running, pool.call(_snapshot, pool)))
+                    self._terminal.show_status(_headline(self._running, pool.call(snapshot, pool)))
 
     def _report(self) -> list[str]:
         """Return the lines about the running and the waiting tests. This may take seconds."""
         try:
             pool, now, running = self._session.pool, monotonic(), dict(self._running)
-            state, folders = pool.call(_snapshot, pool), folders_of(self._session.config)
+            state, folders = pool.call(snapshot, pool), folders_of(self._session.config)
             lines = [_headline(running, state)]
             # A worker has at most one world, maybe requested for an earlier test.
             worlds = {self._worker_of[test]: world for world, test in state.drivers if test in self._worker_of}
             for worker, (test, since, phase) in running.items():
                 about = ", ".join(filter(None, (worker, f"{now - since:.0f} s", phase)))
-                progress = _progress(pool, worlds[worker]) if worker in worlds else Progress()
-                ranks = "; ".join(progress_parts(progress, folders))
+                found = progress(pool, worlds[worker]) if worker in worlds else Progress()
+                ranks = "; ".join(progress_parts(found, folders))
                 lines.append(f"  {test} ({about}): {ranks}".removesuffix(": "))
             for number, test, since in state.waiting:
                 text = pool.call(pool.waiting, number) or f"{test} waits for the start of its ranks"
@@ -156,44 +155,7 @@ class LiveHooks:
             return ["accel: the report has failed", *format_exc().splitlines()]
 
 
-class _Snapshot(NamedTuple):
-    """The present state of a pool."""
-
-    waiting: list[tuple[int, str, float]]
-    """Each request for a world that has not been answered, with its test and the time of the request."""
-    drivers: list[tuple[int, str]]
-    """Each world that a driver has or will get, with the test for which it was requested."""
-    used: int
-    """Number of the devices of these worlds."""
-    devices: int
-    """Number of all devices that are known."""
-
-
-def _snapshot(pool: Pool) -> _Snapshot:
-    """Return the present state, in the pool's thread."""
-    waiting = [(one.id, one.demand.holder.test, one.since) for one in pool.requests.values() if one.demand.key.ranks]
-    worlds = [one for one in pool.worlds.values() if one.state in (WorldState.STARTING, WorldState.IN_USE)]
-    used = {
-        (world.spec.machine_of(rank), device.id)
-        for world in worlds
-        for rank in range(world.spec.ranks)
-        for device in world.spec.devices_of(rank)
-    }
-    drivers = [
-        (one.spec.world, one.request.demand.holder.test) for one in worlds if one.request is not None and one.spec.ranks
-    ]
-    return _Snapshot(waiting, drivers, len(used), len(pool.devices))
-
-
-def _progress(pool: Pool, number: int) -> Progress:
-    """Return what the living ranks of a world are doing. This does not disturb them, and may take a second."""
-    world = pool.call(pool.worlds.get, number)
-    if world is None or world.state is not WorldState.IN_USE:
-        return Progress()
-    return Examiner(pool.directory, world.spec).progress(pool.call(lambda: world.alive))
-
-
-def _headline(running: Mapping[str, object], state: _Snapshot) -> str:
+def _headline(running: Mapping[str, object], state: PoolSnapshot) -> str:
     used = [f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else []
     return f"accel: {', '.join((f'{len(running)} running', f'{len(state.waiting)} waiting', *used))}"
 
