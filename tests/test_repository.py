@@ -63,8 +63,8 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("features/record/live_hooks", "features/record/terminal_file"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
-_MAIN_MODULES = {"pool", "leases", "driver"}
-"""Modules with the name of a package: the class that the package is named after."""
+_MAIN_MODULES = {"pool", "leases", "driver", "launch"}
+"""Modules with the name of a package: the class that the package is named after, or its public names."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "fcntl", "pickle", "json", "struct"),
     *(
