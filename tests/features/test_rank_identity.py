@@ -151,8 +151,8 @@ def test_ranks_have_other_numbers_than_xdists_workers_and_their_replacements(sui
     ranks = {one["number"] for one in seen if one["rank"]}
     # The replacement for the worker that has crashed has a number that no rank has had.
     assert len(workers) == 2
-    assert workers < set(range(10))
-    assert ranks == set(range(10, 10 + len(ranks)))
+    assert workers < set(range(5))  # Two workers, and three that may replace crashed ones.
+    assert ranks == set(range(5, 5 + len(ranks)))
     assert {one["count"] for one in seen if not one["rank"]} == {2}
 
 
