@@ -24,6 +24,7 @@ import socket
 import struct
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
@@ -73,7 +74,7 @@ OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
 this machine; raises OSError if there is no such target."""
 
 
-class _MachineLink:
+class _MachineLink(ABC):
     """One end of the connections: a zmq socket with its own context, the loop of one thread, and the open streams."""
 
     def __init__(self, kind: int, events: int) -> None:
@@ -138,11 +139,13 @@ class _MachineLink:
 
     # In the loop
 
+    @abstractmethod
     def _on_event(self, event: int, value: int) -> None:
-        raise NotImplementedError
+        """Handle an event of the socket's monitor."""
 
+    @abstractmethod
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
-        raise NotImplementedError
+        """Handle the data of the stream `number` of `peer`."""
 
     def _start(self, work: Coroutine[object, object, None], *ends: socket.socket) -> None:
         """Start a task that uses `ends`, which are closed at its end, also if it is cancelled before it has begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,7 +58,7 @@ class MachinesTaken:
 Own = TypeVar("Own", bound=MachinesTaken)
 
 
-class StarterOnMachines(Generic[Own]):
+class StarterOnMachines(ABC, Generic[Own]):
     """The base of starters whose ranks are on several machines."""
 
     def __init__(
@@ -191,11 +192,13 @@ class StarterOnMachines(Generic[Own]):
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None
 
+    @abstractmethod
     async def take(self, demand: WorldDemand) -> Own:
-        raise NotImplementedError
+        """See :meth:`Starter.take`."""
 
+    @abstractmethod
     def place(self, spec: WorldSpec, taken: Own) -> WorldSpec:
-        raise NotImplementedError
+        """See :meth:`Starter.place`."""
 
     def _server_ended(self, server: int, loss: str | None) -> None:
         self._reports.lost_ranks(self, server, loss)
