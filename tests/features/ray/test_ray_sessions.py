@@ -289,7 +289,7 @@ def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
     made = AutoscaledMachines({**surroundings.environment, "RAY_enable_autoscaler_v2": str(int(version == "2"))})
     try:
         made.wait_for_autoscaler()
-        result = run(suite, made, "-n", "2" if version == "1" else "0")
+        result = run(suite, made, "-n", "2")
     finally:
         made.close()
     result.expect({"test_on_the_first": "PASSED", "test_on_two": "PASSED"})
