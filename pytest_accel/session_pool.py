@@ -62,7 +62,8 @@ class SessionPool:
         self._coverage: coverage_data.DriverCoverage | None = None
         session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
-        if early is not None and not os.access(early.directory, os.W_OK):
+        effective = os.access in os.supports_effective_ids
+        if early is not None and not os.access(early.directory, os.W_OK, effective_ids=effective):
             early = None  # A conftest has given up root's rights.
         directory = session_folder.create() if early is None else early.directory
         spec = _session_spec(config, settings, own_machine, directory)
