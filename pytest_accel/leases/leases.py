@@ -42,7 +42,7 @@ _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, whoever waits."""
 _LOOKS_PER_CHECK = 5
-"""Looks of which one also checks that the lock files of this session are in their places."""
+"""Number of looks after which one look also checks that the lock files of this session are in their places."""
 _MOST_WISHES = 64
 """Number of devices for which a request wishes at most, unless it needs more: each wish is an open file."""
 _LONGEST_LIST = 200

@@ -125,7 +125,7 @@ class LeakCheck:
             if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
                 groups_by_test = after.created - before.created
         return Finished(
-            leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Those for which ranks are replaced come last.
+            leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
             device_error="" if failed_work is None else str(failed_work),
             groups_by_test=groups_by_test,

@@ -227,7 +227,7 @@ class LaunchedSession:
             self._session.shouldfail = self.loss
 
     def _on_sigterm(self, number: int, frame: object) -> None:
-        """End the session with a message about the cause: a launcher of which a process has ended stops the others."""
+        """End the session with a message about the cause: if one process has ended, its launcher stops the others."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._loss.wait(_LOSS_TIMEOUT)
         pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)

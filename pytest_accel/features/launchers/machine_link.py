@@ -82,8 +82,8 @@ class _MachineLink(ABC):
         self._loop = GuardedLoop()  # The driver's process runs code of the suite.
         self._thread: threading.Thread | None = None
         self._streams: dict[tuple[bytes, int], asyncio.Queue[bytes]] = {}
-        """What has come for each open stream from the other machine. It is not bounded, since one slow reader must not
-        block the others; senders truncate everything that they send to a driver."""
+        """The data that has come for each open stream from the other machine. It is not bounded, since one slow reader
+        must not block the others; senders truncate everything that they send to a driver."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -205,7 +205,7 @@ class _MachineLink(ABC):
 
         def on_process_end(descriptor: int) -> None:
             self._loop.remove_reader(descriptor)
-            end.shutdown(socket.SHUT_RDWR)  # What it has written can still be read.
+            end.shutdown(socket.SHUT_RDWR)  # Data that it has written can still be read.
 
         end.setblocking(False)
         writing = self._loop.create_task(self._write(end, inbox))
@@ -225,7 +225,7 @@ class _MachineLink(ABC):
                 self._put(peer, number, b"")
 
     async def _write(self, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
-        with suppress(OSError):  # What the process at the other end has written before it ended is still carried.
+        with suppress(OSError):  # Data that the process there has written before its end is still carried.
             while data := await inbox.get():
                 await self._loop.sock_sendall(end, data)
             end.shutdown(socket.SHUT_RDWR)

@@ -72,7 +72,7 @@ class StarterOnMachines(ABC, Generic[Own]):
         self._servers = ServerGroup(spec, reports, self._server_ended)
         self._taken: list[Own] = []
         self._leasing: dict[int, str] = {}
-        """What each demand waits for on another machine, by the demand's `id`."""
+        """The devices, in words, for which each demand waits on another machine; by the demand's `id`."""
 
     @property
     def machines(self) -> tuple[str, ...]:

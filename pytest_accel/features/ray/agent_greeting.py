@@ -1,4 +1,4 @@
-"""What the controller gives to the agent of a node, and what the agent tells the controller first."""
+"""The first messages between the controller and the agent of a node."""
 
 from __future__ import annotations
 

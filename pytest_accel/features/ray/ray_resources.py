@@ -107,7 +107,7 @@ class Bundles:
 def choose_bundles(
     key: WorldKey, nodes: Sequence[RayNode], models: Iterable[str] = (), avoided: Collection[str] = ()
 ) -> Bundles:
-    """Return the bundles for a world of `key` on a cluster with `nodes`, of which those in `avoided` must not be used.
+    """Return the bundles for a world of `key` on a cluster with `nodes`; nodes in `avoided` must not be used.
 
     There are as few bundles as possible: more than `key.machines` only if no node is large enough. If no number of
     bundles fits, `key.machines` bundles are returned. `models` has the values of `TYPE_LABEL` that Ray knows, since an
