@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from itertools import pairwise
 from os.path import relpath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_accel.core.source_files import text_of
+
+if TYPE_CHECKING:
+    import ast
 
 _OF_RANKS = re.compile(
     r"\b((?:LOCAL_|GROUP_|NODE_|ROLE_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|TORCHELASTIC_\w+|OMPI_COMM_WORLD_\w+"
     r"|PMI_(?:RANK|SIZE)|SLURM_(?:PROCID|NTASKS)|COMM_WORLD|is_torchelastic_launched|get_world_size|get_rank)\b"
 )
 """Matches variables that launchers set for each process, and functions that depend on them."""
-_STATEMENT = re.compile(r"(?!elif\b|else\b|except\b|finally\b)[\w@]")
-"""Matches the first line of a statement at the top of a file."""
-_DEFINITION = re.compile(r"(?:def\s+)?(\w+)\s*[=:(]")
 ADVICE = (
     "Only ranks have these, and pytest's own process has evaluated the conditions. Delete them, since the mark makes "
     "the ranks, or move them into a mark skipif or a fixture, which ranks evaluate."
@@ -38,19 +38,50 @@ def mentions_ranks(path: str) -> bool:
 def condition_of(longrepr: object, root: Path) -> str | None:
     """Return the place of a skip, relative to `root`, and what only ranks have, if the skip depends on that; else None.
 
-    `longrepr` is that of the report. A skip depends on what its statement, at the top of the file, has before its line,
-    and on the variables and functions of the file that this names: ``size = int(os.environ["WORLD_SIZE"])``.
+    `longrepr` is that of the report. Names are looked up in the whole file: ``size = int(os.environ["WORLD_SIZE"])``.
     """
     if not isinstance(longrepr, tuple) or not mentions_ranks(longrepr[0]):
         return None
+    import ast
+
     path, line, _ = longrepr
-    lines = text_of(Path(path)).splitlines()
-    begins = [at for at, text in enumerate(lines) if _STATEMENT.match(text)]
-    own = max((at for at in begins if at < line), default=0)
-    before = "\n".join(lines[own:line])
-    found = _OF_RANKS.search(before)
-    for begin, end in pairwise((*begins, len(lines))):
-        definition = _DEFINITION.match(lines[begin])
-        if found is None and begin != own and definition and re.search(rf"\b{definition[1]}\b", before):
-            found = _OF_RANKS.search("\n".join(lines[begin:end]))
-    return None if found is None else f"{relpath(path, root)}:{line}: {found[0]}"
+    try:
+        tree = ast.parse(text_of(Path(path)))
+    except (SyntaxError, ValueError):
+        return None
+    meanings: dict[str, ast.AST] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            meanings |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.FunctionDef):
+            meanings[node.name] = node
+    found = (_of_ranks(condition, meanings) for node in ast.walk(tree) for condition in _conditions(node, line))
+    name = next(filter(None, found), None)
+    return None if name is None else f"{relpath(path, root)}:{line}: {name}"
+
+
+def _conditions(node: ast.AST, line: int) -> list[ast.AST]:
+    """Return the conditions in `node` on which a skip in `line` depends."""
+    import ast
+
+    if not getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0):
+        return []
+    if isinstance(node, (ast.If, ast.IfExp)):
+        return [node.test]
+    if isinstance(node, ast.Try):
+        return list(node.body)  # ``except KeyError``
+    if isinstance(node, ast.FunctionDef):
+        before = [one for one in node.body if isinstance(one, ast.If) and one.lineno < line]
+        return [one.test for one in before if isinstance(one.body[-1], ast.Return)]
+    return []
+
+
+def _of_ranks(node: ast.AST, meanings: dict[str, ast.AST]) -> str | None:
+    """Return what only ranks have in the source of `node`, or of what its names stand for."""
+    import ast
+
+    if (match := _OF_RANKS.search(ast.unparse(node))) is not None:
+        return match[0]
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & meanings.keys()
+    others = {name: meaning for name, meaning in meanings.items() if name not in names}
+    return next(filter(None, (_of_ranks(meanings[name], others) for name in sorted(names))), None)

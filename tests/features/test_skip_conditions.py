@@ -250,7 +250,7 @@ def test_a_file_that_skips_itself_fails_a_strict_session(suite: Suite) -> None:
         ("import os\nif 'RANK' in os.environ:\n    x = 1\nelse:\n    skip()  #", "RANK"),
         ("import os\nskip() if 'RANK' in os.environ else None  #", "RANK"),
         ("def ranks():\n    return getenv('WORLD_SIZE')\nif not ranks():\n    skip()  #", "WORLD_SIZE"),
-        ("a = getenv('WORLD_SIZE')\nif int(a) < 2:\n    skip()  #", "WORLD_SIZE"),
+        ("a = getenv('WORLD_SIZE')\nb = a or '1'\nif int(b) < 2:\n    skip()  #", "WORLD_SIZE"),
         ("def setup(item):\n    if 'RANK' in environ:\n        return\n    skip()  #", "RANK"),
         ("from mpi4py import MPI\nif MPI.COMM_WORLD.size < 2:\n    skip()  #", "COMM_WORLD"),
         (
@@ -261,8 +261,10 @@ def test_a_file_that_skips_itself_fails_a_strict_session(suite: Suite) -> None:
         ("RANK = 0\nskip()  #", None),
         ("a = b\nb = a\nif a:\n    skip()  #\nRANK", None),
         ("if 'RANK' in environ:\n    x = 1\nif y:\n    skip()  #", None),
+        ("def setup(item):\n    if 'RANK' in environ:\n        x = 1\n    skip()  #", None),
         ("def setup(item):\n    skip()  #\n    if 'RANK' in environ:\n        return", None),
         ("if 'WORLD' in environ:\n    skip()  #", None),
+        ("if 'RANK' in environ:\n    skip(  #", None),
     ],
 )
 def test_a_condition_is_found_in_the_source(tmp_path: Path, source: str, expected: str | None) -> None:
