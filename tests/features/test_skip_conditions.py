@@ -263,6 +263,8 @@ def test_a_file_that_skips_itself_fails_a_strict_session(suite: Suite) -> None:
         ("if 'RANK' in environ:\n    x = 1\nif y:\n    skip()  #", None),
         ("def setup(item):\n    if 'RANK' in environ:\n        x = 1\n    skip()  #", None),
         ("def setup(item):\n    skip()  #\n    if 'RANK' in environ:\n        return", None),
+        ("def setup(item):\n    rank = environ['RANK']\n    if x:\n        skip()  #", None),
+        ("if x:\n    skip('set RANK')  #", None),
         ("if 'WORLD' in environ:\n    skip()  #", None),
         ("if 'RANK' in environ:\n    skip(  #", None),
     ],
