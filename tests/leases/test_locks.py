@@ -293,8 +293,10 @@ def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make:
 
 
 def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.relpath(path))  # A path of a socket must be short.
+    # A path of a socket must be short.
+    with socket.socket(socket.AF_UNIX) as listener, tempfile.TemporaryDirectory(dir="/tmp") as short:
+        listener.bind(f"{short}/socket")
+        os.rename(f"{short}/socket", path)
 
 
 def _closed_file(path: Path) -> None:
