@@ -282,8 +282,8 @@ class UnmarkedFailureHooks:
 
                 about_marks = foreign_marks.about_marks(item, item.config.stash[OWNERS])
             name_place(error, item, about_marks)
-            if (explanation := torch_errors.explain(error, grouped=False)) is not None:
-                torch_errors.add_hint(error, about_marks or explanation)  # That would say that the test has no mark.
+            if (hint := torch_errors.explain(error, grouped=False, about_marks=about_marks)) is not None:
+                torch_errors.add_hint(error, hint)
                 filter_frames(item, is_library, torch_errors.MODULES)
 
 
