@@ -17,6 +17,8 @@ PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 """The folder of this package."""
 _LIBRARY = re.compile(r".*/(?:site-packages|lib/python[0-9.]+t?)/")
 """The folder in which Python or packages are installed; ``t`` is for a Python without the GIL."""
+_SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*\n(?:(.+):(\d+):  def .*\n)+Requested fixture:\n")
+"""pytest's text for a fixture that asks for one of a narrower scope: the last line before the end names the former."""
 
 
 def is_library(path: str) -> bool:
@@ -80,12 +82,15 @@ def failure_place(
     """Return the file and line of the failure that `longrepr` shows; None if it shows no place.
 
     The place is that of the exception, since `longrepr` has the places of all frames only in some styles of ``--tb``.
-    The place in a doctest is that of the example.
+    The place in a doctest is that of the example, and that of a ScopeMismatch the fixture that asks for another: all of
+    its frames are pytest's.
     """
     for location, _ in getattr(longrepr, "reprlocation_lines", ()):
         return None if location.lineno is None else (str(location.path), location.lineno)
     if getattr(longrepr, "reprcrash", None) is None:
         return None
+    if match := _SCOPE_MISMATCH.match(str(excinfo.value)):
+        return os.path.join(folders.root, match[1]), int(match[2])
     shown = excinfo.traceback.filter(excinfo)
     return folders.place_of_failure([(str(entry.path), entry.lineno + 1) for entry in shown]) if shown else None
 
