@@ -53,10 +53,10 @@ class RecordFile:
             text = json.dumps(msgspec.to_builtins(data), ensure_ascii=False) + "\n"
             line = re.sub("[\ud800-\udfff]", lambda match: f"\\\\u{ord(match[0]):x}", text).encode()
         try:
-            if self._file.write(line) < len(line):
-                self.error = f"{self.name} could not be written in full: no space left"
+            while line := line[self._file.write(line) :]:
+                pass  # A full disk takes a part. The rest raises the error.
         except OSError as error:
-            self.error = f"{self.name} could not be written: {error.strerror}"
+            self.error = f"{self.name} is not complete: {error.strerror}"
 
     def read(self) -> list[Event]:
         """Return the events so far. Raise :class:`RecordError` if the file cannot be read."""

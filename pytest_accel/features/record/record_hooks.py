@@ -162,11 +162,12 @@ class RecordHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Record the end after all other plugins have handled it: they may change the exit status."""
+        if not self._session.is_forked_copy:
+            self._record_collection()
         try:
             return (yield)
         finally:
             if not self._session.is_forked_copy:
-                self._record_collection()
                 self._file("SessionFinished", status=int(session.exitstatus))
                 if (error := self._file.error or self._make_files()) is not None:
                     self._session.show(f"accel: {error}")
@@ -202,9 +203,9 @@ class RecordHooks:
         return None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Show which files there will be."""
+        """Show which files there will be; after an error, the end of the session shows that alone."""
         for kind, path in (("record", self._record), ("report", self._report)):
-            if path is not None:
+            if path is not None and self._file.error is None:
                 terminalreporter.write_sep("-", f"accel: {kind} of the session: {path}")
 
     def pytest_unconfigure(self) -> None:
