@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import CAUSE
+from pytest_accel.core.truncation import cut_output
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.causes import Cause
@@ -77,7 +78,7 @@ class Verdict(Struct, frozen=True):
             # Use the ranks' duration: the driver receives the reports of all phases when the test has ended.
             report.duration, report.stop = self.duration, report.start + self.duration
             call.duration, call.stop = self.duration, call.start + self.duration
-        report.sections.extend(self.sections)
+        report.sections.extend(self.sections if item.config.get_verbosity() >= 2 else cut_output(self.sections))
         if self.wasxfail is not None and not report.failed:
             report.wasxfail = self.wasxfail
         if self.longrepr is None or report.passed:
