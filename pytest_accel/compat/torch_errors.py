@@ -33,9 +33,7 @@ _NO_HELD_PORT = "with @pytest.mark.distributed, init_process_group with env:// u
 _FREE_PORT = "the fixture free_port has a port that no other test uses"
 
 
-def explain(
-    error: BaseException, *, grouped: bool, init: bool = False, about_marks: str | None = None
-) -> str | None:
+def explain(error: BaseException, *, grouped: bool, init: bool = False, about_marks: str | None = None) -> str | None:
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
     `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
