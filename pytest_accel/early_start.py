@@ -48,8 +48,8 @@ def start_server(early_config: pytest.Config) -> None:
         return
     if not marks or ("distributed" not in marks and not _has_devices(settings)):
         return
-    # A conftest may replace functions of the standard library by ones that raise. The modules that run marked tests
-    # bind the functions that they use when they are imported, so this comes first.
+    # A conftest may replace functions of the standard library by functions that raise. The modules that run marked
+    # tests bind the functions that they use when they are imported, so this comes first.
     from pytest_accel import item_redirection, runtest_hooks  # noqa: F401
     from pytest_accel.driver import driver  # noqa: F401
     from pytest_accel.forkserver.server_process import EarlyServer

@@ -80,7 +80,7 @@ class AccelSession:
 
     @cached_property
     def own_machine(self) -> Machine:
-        """The devices of this machine, in the controller. Access raises an error as that of :attr:`machine` does."""
+        """The devices of this machine, in the controller. Access raises the errors of :attr:`machine`."""
         from pytest_accel.settings.machine import machine_for
 
         try:

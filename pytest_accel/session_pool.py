@@ -54,7 +54,7 @@ class SessionPool:
         cluster: ClusterConnection | None,
         show: Callable[[str], None],
     ) -> None:
-        """`own_machine` is this machine, also if the devices of the session are those of a `cluster`.
+        """`own_machine` is this machine, also if the session uses the devices of a `cluster`.
 
         `show` writes a line to the terminal.
         """
@@ -127,7 +127,7 @@ class SessionStarters:
         self._here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
         self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, reports)
         self._jobs: Starter[Any] | None = None
-        """The starter of MPI jobs, from the first one on."""
+        """The starter of MPI jobs; None before the first job."""
 
     def _wanted(self, lease: HeldLease) -> None:
         self._reports.wanted(self._taken(lease))
@@ -136,7 +136,7 @@ class SessionStarters:
         self._reports.lost(self._taken(lease), why)
 
     def _taken(self, lease: HeldLease) -> Taken:
-        """Return `lease`, or what a world on several machines has if `lease` is a part of that."""
+        """Return `lease`, or the leases of a world on several machines of which `lease` is one."""
         return (None if self._elsewhere is None else self._elsewhere.taken_with(lease)) or lease
 
     @property
