@@ -51,7 +51,7 @@ class Folders:
         return not is_library(path) and self.absolute(path).startswith(os.path.join(self.root, ""))
 
     def shown(self, path: str) -> str:
-        """Return the `path` of a file in rootdir as pytest shows it, and that of a library relative to its package."""
+        """Return the `path` of a file in rootdir as pytest shows it, and of a library relative to its package."""
         if (library := _LIBRARY.match(path)) is not None:
             return path[library.end() :]
         if not self.root or not self.is_own(path):
@@ -59,9 +59,9 @@ class Folders:
         return os.path.relpath(self.absolute(path), self.invocation or self.root)
 
     def place_of_failure(self, places: Sequence[tuple[str, int]]) -> tuple[str, int]:
-        """Return the file and line of a failure with a traceback of `places`, at least one, the deepest one last.
+        """Return the file and line of a failure with the traceback `places`, whose last is the deepest.
 
-        It is the deepest place in rootdir; else the deepest that is in no library; else the deepest.
+        Prefer the deepest place in rootdir, then the deepest that is in no library.
         """
         users = [place for place in places if not is_library(place[0])]
         return ([place for place in users if self.is_own(place[0])] or users or places)[-1]
@@ -81,9 +81,8 @@ def failure_place(
 ) -> tuple[str, int] | None:
     """Return the file and line of the failure that `longrepr` shows; None if it shows no place.
 
-    The place is that of the exception, since `longrepr` has the places of all frames only in some styles of ``--tb``.
-    The place in a doctest is that of the example, and that of a ScopeMismatch the fixture that asks for another: all of
-    its frames are pytest's.
+    The frames are the exception's, since `longrepr` has all frames only in some styles of ``--tb``. A doctest fails at
+    its example, and a ScopeMismatch at the fixture that asks for another, since all of its frames are pytest's.
     """
     for location, _ in getattr(longrepr, "reprlocation_lines", ()):
         return None if location.lineno is None else (str(location.path), location.lineno)

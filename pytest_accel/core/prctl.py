@@ -13,7 +13,7 @@ from signal import SIGKILL
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _pidfd_open: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
-"""None on other systems, and if Python was built with the headers of an old kernel."""
+"""The function; None on other systems, and if Python was built with the headers of an old kernel."""
 
 
 def _prctl(option: int, argument: int) -> None:

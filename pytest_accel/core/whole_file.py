@@ -33,8 +33,8 @@ def write(path: str, text: str) -> None:
 def remove(path: str, beginnings: bytes) -> None:
     """Remove the file that an earlier session has written, if possible, so that it is not taken for this session's.
 
-    Raise FileExistsError for another file, such as the test file after an option whose value was forgotten: one that
-    is not empty, and whose first byte is none of `beginnings`.
+    Raise FileExistsError for another file, such as the test file after an option whose value was forgotten: the
+    file is not empty, and its first byte is none of `beginnings`.
     """
     if not os.path.isfile(path):  # For example a device such as /dev/null.
         return
