@@ -35,7 +35,7 @@ class Verdict(Struct, frozen=True):
     wasxfail: str | None = None
     """The reason of an xfail mark that a rank added while the test ran; None if there was none."""
     duration: float = 0.0
-    """Seconds of the slowest rank, also of one that did not report because it died, hung or was stopped."""
+    """Seconds of the slowest rank, which may have died, hung or been stopped without a report."""
     properties: tuple[tuple[str, object], ...] = ()
     """Name and value of the user properties of the ranks, labelled by rank where ranks differ."""
     rank_data: Mapping[int, dict[str, Any]] = field(default_factory=dict)
@@ -43,15 +43,15 @@ class Verdict(Struct, frozen=True):
     warnings: tuple[WarningSketch, ...] = ()
     """Warnings of all ranks, to be replayed in the driver."""
     leak_warnings: tuple[str, ...] = ()
-    """Leaks of which the user has to be warned, one line for each."""
+    """A line about each leak, as a warning for the user."""
     kill_reason: str | None = None
-    """Why the ranks must be killed after this test; None: no reason."""
+    """Why the ranks must be killed after this test; None if they need not be."""
     retire: bool = False
     """True if the ranks must not run another test, but can shut down cleanly."""
     ranks: tuple[RankPhase, ...] = ()
     """The phase in each rank."""
     place: tuple[str, int] | None = None
-    """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
+    """File and line of a failure that a rank has reported; None if `longrepr` has them."""
     ended_ranks: frozenset[int] = frozenset()
     """Ranks whose end is part of a reported failure."""
 

@@ -18,7 +18,7 @@ COLOURS: dict[Verdict, str] = {
     "xfailed": "#9a8b4f",
     "skipped": "#a0a0a0",
 }
-"""Colours of areas that colour-blind people can tell apart (Okabe and Ito). Those of words are in `PAGE`.
+"""Colours of areas that colour-blind people can tell apart (Okabe and Ito). `PAGE` has the colours of words.
 
 Verdicts that a reader looks for come first: this is the order of rows in the table of tests.
 """

@@ -43,7 +43,7 @@ class RecordFile:
             raise RecordError(f"{self.name} cannot be written: {error.strerror}") from None
 
     def __call__(self, event: str, /, **fields: object) -> None:
-        """Write an event; no-op after an error, and in a process forked from this one."""
+        """Write an event; no-op after an error, and in a process forked from this process."""
         if self.error is not None or getpid() != self._process["pid"]:
             return
         data = {"at": round(time(), 6), **self._process, "event": event, **fields}

@@ -1,7 +1,7 @@
 """Record what happens in a session, and make files of the record. Registered only for a session that is recorded.
 
-The process that runs a test adds what only it knows to the reports. The controller writes the events: its hooks those
-of tests, and the pool those of devices, worlds and waits. The files are made when the session has ended.
+The process that runs a test adds details to the reports. In the controller, hooks write the events of tests, and the
+pool the events of devices, worlds and waits. The files are made when the session has ended.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CollectedTests:
 
 
 class RecordHooks:
-    """Writes the events of the session and its tests, and at the end what is made of them. In the controller only."""
+    """Writes the events of the session and its tests, and at the end page and summary. In the controller only."""
 
     def __init__(
         self, session: AccelSession, file: RecordFile, record: str | None, report: str | None, *, in_ci: bool
@@ -240,7 +240,7 @@ def phase(report: pytest.TestReport, folders: Folders) -> dict[str, Any]:
             inside = path.startswith(folders.root + os.sep)
             fields["place"] = os.path.relpath(path, folders.root) if inside else path, place[1]
         text = report.longreprtext
-        # The text of a missing fixture has lines of errors; that of a doctest ends with the type of the error.
+        # The text of a missing fixture has lines of errors; the text of a doctest ends with the type of the error.
         errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
         headline = (errors or text.strip().splitlines()[-1:] or [""])[0] if crash is None else str(crash.message)
         fields["headline"] = headline.strip().partition("\n")[0]
