@@ -57,8 +57,8 @@ class Launch:
         """Run `script` with `args` under `launcher`, wait for its end, and return the result.
 
         `script` is a path, or a module's name if `module` is True. A relative path is looked up in the test file's
-        folder, then in the working directory. `nproc` is the number of processes, by default of the test's devices, and
-        at least 1. `env` are environment variables for the processes; None removes a variable. After `timeout`, in
+        folder, then in the working directory. `nproc` is the number of processes, by default the number of the test's
+        devices, or 1. `env` are environment variables for the processes; None removes a variable. After `timeout`, in
         seconds or as ``"5min"``, all processes are killed. `launcher_args` are extra flags for the launcher.
 
         Raise :class:`LaunchError` for an exit status other than 0, and :class:`LaunchTimeout` after the timeout. Raise
