@@ -165,7 +165,7 @@ def test_one_command_switches_all_lines_that_install(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     local = re.compile(
-        r'install "\./pytest-accel\[torch\]" numpy$|install (-e "\.\[test\]" )?(/?)wheels/pytest_accel-\*\.whl'
+        r'install "\.\./pytest-accel\[torch\]" numpy$|install (-e "\.\[test\]" )?(/?)wheels/pytest_accel-\*\.whl'
     )
     before = install_lines(tmp_path)
     assert len(before) == 14
@@ -199,6 +199,8 @@ def test_the_tutorial_runs_after_the_documented_installation(wheel: Path, tmp_pa
     (wanted,) = re.findall(r"^\$ pip install (.*)$", text, re.MULTILINE)
     assert f"\n$ pip install {wanted}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
     (tmp_path / "pytest-accel").symlink_to(ROOT)
+    suite = tmp_path / "suite"
+    suite.mkdir()
     installed = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check"),
@@ -206,7 +208,7 @@ def test_the_tutorial_runs_after_the_documented_installation(wheel: Path, tmp_pa
             "--no-build-isolation",
             *shlex.split(wanted),
         ],
-        cwd=tmp_path,
+        cwd=suite,
         capture_output=True,
         text=True,
         check=False,
@@ -215,8 +217,6 @@ def test_the_tutorial_runs_after_the_documented_installation(wheel: Path, tmp_pa
     assert f"Successfully installed pytest-accel-{pytest_accel.__version__}\n" in installed.stdout
 
     files = re.findall(r"Write\s`(\w+\.py)`:\n\n```python(?: fails)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    suite = tmp_path / "suite"
-    suite.mkdir()
     for name, block in files:
         (suite / name).write_text(block, encoding="utf-8")
     ignored = ("PYTEST", "PYTHON", "COV")
