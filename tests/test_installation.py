@@ -165,7 +165,7 @@ def test_one_command_switches_all_lines_that_install(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     local = re.compile(
-        r'install "\.\./pytest-accel\[torch\]" numpy$|install (-e "\.\[test\]" )?(/?)wheels/pytest_accel-\*\.whl'
+        r'install "\.\./pytest-accel\[torch\]" numpy$|install (-e "\.\[test\]" )?(/?)third_party/pytest_accel-\*\.whl'
     )
     before = install_lines(tmp_path)
     assert len(before) == 14
@@ -182,7 +182,7 @@ def test_one_command_switches_all_lines_that_install(tmp_path: Path) -> None:
     texts = [
         path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.*") if path.suffix in (".md", ".yml", ".py")
     ]
-    assert [text for text in texts if "not on PyPI" in text or "wheels/" in text] == []
+    assert [text for text in texts if "not on PyPI" in text or "third_party" in text] == []
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["urls"]["Issues"] == "https://github.com/owner/pytest-accel/issues"
     assert "\nrepository-code: https://github.com/owner/pytest-accel\n" in (tmp_path / "CITATION.cff").read_text()

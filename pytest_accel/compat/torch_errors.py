@@ -55,7 +55,7 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False, about_ma
         if has_no_group and not grouped and launcher_env.find_here() is None:
             return about_marks or "this test has no @pytest.mark.distributed, so it ran in one process"
         if init and text.startswith(_TWICE):
-            return "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
+            return "the default group exists already: leave this call out, or use @pytest.mark.distributed(init=False)"
         if type(found).__name__ == "DistNetworkError" and _CONNECTION_LOST.search(text):
             return (
                 "torch's store ends the connection of a rank that sends a value of more than 8 MiB, or a key of more "

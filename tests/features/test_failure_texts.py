@@ -221,7 +221,7 @@ def test_mistakes_with_process_groups_are_explained(suite: Suite) -> None:
         logging.getLogger("mine").warning("own record")
 >       dist.init_process_group("gloo")
 E       ValueError: trying to initialize the default process group twice!
-E       the default group exists already; use @pytest.mark.distributed(init=False) to make your own
+E       the default group exists already: leave this call out, or use @pytest.mark.distributed(init=False)
 
 test_it.py:"""
     )
