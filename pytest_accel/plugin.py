@@ -93,7 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Meet the processes that a launcher has started with this one, before imports of the suite and capturing.
+    """Meet the other processes of this process's launcher, before imports of the suite and capturing.
 
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
@@ -267,7 +267,7 @@ class UnmarkedFailureHooks:
             if isinstance(error, KeyError) and (explanation := torch_errors.explain(error, grouped=False)) is not None:
                 torch_errors.add_section(report.longrepr, explanation)
 
-    # No wrapper: pytest's own hook has set the exception of a unittest.TestCase by the time that this one is called.
+    # No wrapper: pytest's own hook, which is called first, sets the exception of a unittest.TestCase.
     @pytest.hookimpl
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None and MARKED not in item.stash:

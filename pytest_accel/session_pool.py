@@ -107,7 +107,7 @@ class SessionPool:
 
 
 class SessionStarters:
-    """The starters of a session: this machine, another place if a launcher or a cluster has one, and MPI jobs."""
+    """The starters of a session: this machine, another place with a launcher or a cluster, and MPI jobs."""
 
     def __init__(
         self,

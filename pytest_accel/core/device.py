@@ -20,7 +20,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator that can be leased.
+    """An accelerator that can be leased.
 
     ``id`` is the identity (UUID, else PCI address), which locks, leases and masks use. ``index`` is the number that the
     management library or the runtime gives it; masks of kinds without ids use it. Fields that the platform does not
@@ -47,7 +47,7 @@ class Device:
     single_process: bool = False
     """True if only one process at a time can use the device. A request for a share of it then gets the whole device."""
     speed: float | None = None
-    """Number of cores times maximum clock in MHz; comparable only between devices of one vendor."""
+    """Number of cores times maximum clock in MHz; comparable only between devices of the same vendor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class DeviceNeed:
     share: Share | None = None
     """Share of each device; None for whole devices."""
     sets: int = 1
-    """Number of sets of equal size into which the `count` devices are divided, one set for each rank.
+    """Number of sets of equal size into which the `count` devices are divided: a set for each rank.
 
     A device occurs at most once in a set. Shared devices may occur in several sets.
     """
@@ -129,7 +129,7 @@ class Vendor(Protocol):
         ...
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` with the fastest first, in the order of the device driver if it reports one."""
+        """Return `devices` with the fastest first, in the device driver's order if it reports an order."""
         ...
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:

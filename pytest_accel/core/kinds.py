@@ -1,4 +1,4 @@
-"""The kinds of accelerator: this package's own, in one table, and those that other packages publish.
+"""The kinds of accelerator: this package's own, in a table, and the kinds that other packages publish.
 
 A package publishes a kind as an entry point of the group ``pytest_accel.vendors``. Its name is the kind. Its value is a
 callable that takes the text after the colon of ``--accel`` (None if there is none) and returns the
@@ -113,7 +113,7 @@ _TABLE = (
         other_package="intel_extension_for_pytorch",
         build=("xpu", "XPU"),
     ),
-    # Intel's (Habana's) Gaudi. A process opens the module that HLS_MODULE_ID names, else a free one of those in
+    # Intel's (Habana's) Gaudi. A process opens the module that HLS_MODULE_ID names, else a free module of those in
     # HABANA_VISIBLE_MODULES. Whether Synapse's count follows the mask is unverified, so a larger count is no error.
     KindFacts(
         "hpu",
@@ -132,7 +132,7 @@ _TABLE = (
         single_process=True,
         single="HLS_MODULE_ID",
     ),
-    # Huawei's Ascend. The CANN environment variable reference calls the variable a trial one, supports only ascending
+    # Huawei's Ascend. The CANN environment variable reference calls it a trial variable, supports only ascending
     # lists of digits and commas (older releases kept the order), forbids to combine it with the DCMI and HCCN tools,
     # and does not define an empty value. Unverified: that sysfs has a class with the nodes' names.
     KindFacts(
@@ -155,7 +155,7 @@ _TABLE = (
         title="Cambricon MLU",
         nodes=("cambricon_dev([0-9]+)",),
     ),
-    # No reference of MUSA_VISIBLE_DEVICES was found. Public scripts write it like that of MLUs, and Moore Threads' own
+    # No reference of MUSA_VISIBLE_DEVICES was found. Public scripts write it as for MLUs, and Moore Threads' own
     # device plugin for Paddle reads the empty string as no device.
     KindFacts(
         "musa",

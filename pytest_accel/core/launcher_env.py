@@ -177,7 +177,7 @@ def _number(text: str) -> int:
 def of_a_rank(environ: Mapping[str, str]) -> list[str]:
     """Return the variables in `environ` that make a process a rank.
 
-    Variables of all launchers are included, since one launcher may have started another.
+    Variables of all launchers are included, since a launcher may have started another launcher.
     """
     return [name for name in environ if name in _RANK_VARIABLES or name.startswith(_RANK_VARIABLE_PREFIXES)]
 

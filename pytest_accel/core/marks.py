@@ -45,7 +45,7 @@ class Marks(NamedTuple):
 
 
 class _Argument(NamedTuple):
-    """Definition of one argument of a mark."""
+    """Definition of an argument of a mark."""
 
     default: object
     allowed: str
@@ -477,7 +477,7 @@ class MarkFinder:
         return self._closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
 
     def _marks_of(self, node: Any) -> Marks:
-        """Return the closest marks of the collector `node`, including inherited ones."""
+        """Return the closest marks of the collector `node`, including inherited marks."""
         if node is None:
             return Marks()
         marks = self._marks_by_node.get(node)

@@ -36,7 +36,7 @@ class Needs(NamedTuple):
 
 
 class DriverLeases(NamedTuple):
-    """The leases that a test takes for itself, in its driver: before its phases, and before its world if it has one."""
+    """The leases that a test takes for itself, in its driver: before its phases, and before its world, if any."""
 
     keys: tuple[WorldKey, ...]
     """The key of each lease. All tests of all sessions have one order of leases: this prevents deadlocks."""

@@ -21,7 +21,7 @@ from pytest_accel.core.stash_keys import VARIANT
 class NodePlace(NamedTuple):
     """The place of a node among the children of its collector.
 
-    The places of one node in two processes are equal only if both have collected the same family: the children made of
+    The places of a node in two processes are equal only if both have collected the same family: the children made of
     the same function or, if they are not made of functions, of the same name.
     """
 
@@ -36,7 +36,7 @@ class NodePlace(NamedTuple):
 
 
 TestFamily = tuple[bytes | str, ...]
-"""The tests that one collector has made of one function; see `NodeRef.family`."""
+"""The tests that a collector has made of the same function; see `NodeRef.family`."""
 
 
 def without_parameters(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class NodeRef(NamedTuple):
 
     @property
     def family(self) -> TestFamily:
-        """A value that the references to all tests of one function share. It is made of the names of all these tests.
+        """A value that the references to all tests of a function share. It is made of the names of all these tests.
 
         So a process that has collected this family has collected each of its tests.
         """

@@ -18,7 +18,7 @@ _DIGEST: pytest.StashKey[bytes] = pytest.StashKey()
 
 
 class Children:
-    """The children of one collector as they were collected, before any plugin renames, reorders or selects them."""
+    """The children of a collector as they were collected, before any plugin renames, reorders or selects them."""
 
     def __init__(self, nodes: Sequence[pytest.Item | pytest.Collector]) -> None:
         self.names = [node.name for node in nodes]

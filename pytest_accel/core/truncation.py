@@ -72,7 +72,7 @@ def cut_lines(lines: list[str]) -> list[str]:
 
 
 def cut_gloo(text: str) -> str:
-    """Return `text` with gloo's error in it reduced to what has happened: ``gloo: Connection closed by peer ...``."""
+    """Return `text` with gloo's error in it reduced to the event: ``gloo: Connection closed by peer ...``."""
     return _GLOO_ADVICE.sub("", _GLOO_SOURCE.sub("gloo: ", text))
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, so that a reader never finds the half of one."""
+"""Files that are written whole or not at all, so that a reader never finds half a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import uuid
 
 
 def write(path: str, text: str) -> None:
-    """Replace the file `path` by one with `text`, in UTF-8; create its folder. Symbolic links are followed.
+    """Replace the file `path` by a file with `text`, in UTF-8; create its folder. Symbolic links are followed.
 
     Lone surrogates, which UTF-8 lacks, are written as escapes.
 

@@ -67,7 +67,7 @@ class Settings(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """Definition of one setting."""
+    """Definition of a setting."""
 
     read: str | Callable[[Any], Any]
     """Converts text, or an ini value that pytest has converted; a name stands for a function in `option_types`."""
@@ -205,7 +205,7 @@ _OPTIONS: dict[str, _Option] = {
         "cores: auto",
     ),
 }
-"""The settings of a session, then those of a suite, which have no command line option (``-o accel_leaks=fail``)."""
+"""The settings of a session, then of a suite. The latter have no command line option (``-o accel_leaks=fail``)."""
 _PLAN = _Option(
     *("planned_machine", "KIND:N", None, ""),
     "show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with how many "

@@ -27,7 +27,7 @@ class Verdict(Struct, frozen=True):
     cause: Cause | None = None
     """The cause of a failure; None for another outcome, and for a test that was not sent to its ranks."""
     error: ExceptionSketch | None = None
-    """The exception of the rank whose failure this is; None if no rank has reported one."""
+    """The exception of the rank whose failure this is; None if no rank has reported an exception."""
     longrepr: Any = None
     """pytest's representation of the failure, serialized as pytest does it."""
     sections: tuple[tuple[str, str], ...] = ()

@@ -46,7 +46,7 @@ RAISED: dict[CauseKind, type[RankError]] = {
     CauseKind.DISAGREED: RanksDisagree,
     CauseKind.LEAKED: LeftBehind,
 }
-"""The exception that is raised in the driver for each kind of cause if no rank has reported one."""
+"""The exception that is raised in the driver for each kind of cause if no rank has reported an exception."""
 
 _NOT_RUN = "accel_not_run"
 _REPORTED: pytest.StashKey[set[str]] = pytest.StashKey()

@@ -116,7 +116,7 @@ class Launch:
             "PYTHONFAULTHANDLER": "1",  # A rank that dies of a signal shows its stack.
             "GLOO_SOCKET_IFNAME": loopback_interface(),  # Gloo would resolve the host's name, which may fail.
             **{name: value for name, value in os.environ.items() if name not in of_a_rank},
-            # A new interpreter adds the standard library and what is after it by itself.
+            # A new interpreter adds the standard library and the entries after it by itself.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path[: sys.path.index(os.path.dirname(os.__file__))])),
         }
         for kind in reversed(() if self._accelerators else OWN_KINDS):  # ``rocm`` would remove a variable of ``cuda``.

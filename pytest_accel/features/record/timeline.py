@@ -131,7 +131,7 @@ class TestRun:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds that the test ran, times the number of its devices; a part of one counts as a fraction."""
+        """Seconds that the test ran, times the number of its devices; a part of a device counts as a fraction."""
         return self.span.seconds * sum(share for lane, share in self.lanes.items() if lane.session is None)
 
 
