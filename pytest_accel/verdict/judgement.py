@@ -73,7 +73,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     leaks: Literal["warn", "fail", "off"] = "fail"
     """Treatment of a leak."""
     late_errors: Sequence[str] = ()
-    """Errors of fixtures that were torn down after the test, because its world runs no further one."""
+    """Errors of fixtures that were torn down after the test, because its world runs no further test."""
     leak_errors: Sequence[str] = ()
     """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
 
@@ -107,7 +107,7 @@ def judge(phase: Phase) -> Verdict:
         properties=(*verdict.properties, *_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
-        # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
+        # If ranks end the phase, or a subtest, differently, a rank may have sent a message that nobody has read.
         # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
         retire=verdict.retire
         or (phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
@@ -376,7 +376,7 @@ def _put_above(longrepr: Any, line: str) -> None:
     """
     chain = longrepr.get("chain") or copy.deepcopy([(longrepr["reprtraceback"], longrepr["reprcrash"], None)])
     entries = chain[0][0]["reprentries"]
-    blank = "" if entries and entries[0]["data"].get("style") == "long" else "\n"  # pytest puts one above a long entry.
+    blank = "" if entries and entries[0]["data"].get("style") == "long" else "\n"  # Long entries have it already.
     above = {"reprentries": [], "extraline": f"{line}{blank}", "style": "long"}
     longrepr["chain"] = [(above, None, None), *chain]
 

@@ -32,7 +32,7 @@ class RecordFile:
     """
 
     def __init__(self, path: str | None) -> None:
-        """Replace the file `path`, or keep events in memory without one. Raise :class:`RecordError` if that fails."""
+        """Replace the file `path`; with None, keep events in memory. Raise :class:`RecordError` if that fails."""
         self.name = path or "the record of the session"
         self.error: str | None = None
         """The first error of writing, after which nothing is written."""
@@ -74,7 +74,7 @@ class RecordFile:
 
 
 def _new_file(path: str) -> IO[bytes]:
-    """Return the new file `path`; an old one is removed. Raise OSError."""
+    """Return the new file `path`; an old file is removed. Raise OSError."""
     whole_file.check_folder(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
