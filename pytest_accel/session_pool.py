@@ -136,7 +136,7 @@ class SessionStarters:
         self._reports.lost(self._taken(lease), why)
 
     def _taken(self, lease: HeldLease) -> Taken:
-        """Return `lease`, or the leases of a world on several machines of which `lease` is one."""
+        """Return `lease`, or what a world on several machines has if `lease` is a part of that."""
         return (None if self._elsewhere is None else self._elsewhere.taken_with(lease)) or lease
 
     @property

@@ -150,9 +150,14 @@ def link_requirements(wheel: Path, extras: frozenset[str], packages: Path) -> No
 
 
 def install_lines(folder: Path) -> list[str]:
-    """Return the lines below `folder` that install the plugin into a new environment, or tell a file to do so."""
-    files = [folder / "README.md", *(folder / "docs").rglob("*.md"), *(folder / "examples" / "ci").rglob("*.*")]
-    lines = [line.strip() for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    """Return the commands in pages, and the lines in files for CI, that install the plugin into a new environment."""
+    pages = [folder / "README.md", *(folder / "docs").rglob("*.md")]
+    lines = [
+        line.strip()
+        for file in (*pages, *(folder / "examples" / "ci").rglob("*.*"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if file not in pages or line.startswith("$ ")
+    ]
     extra = re.compile(r"pip install ['\"]pytest-accel\[(?!torch)")  # For an environment that has the plugin.
     return [line for line in lines if re.search(r"pip.install.*pytest.accel", line) and not extra.search(line)]
 

@@ -122,7 +122,7 @@ _RANK_VARIABLE_PREFIXES = (
 def find(environ: Mapping[str, str], parent: str) -> LauncherEnv | None:
     """Return this process's place in the world that its launcher has started; None without a launcher or peers.
 
-    The innermost of several launchers counts. See :func:`recognized` for `parent`.
+    The innermost of several launchers counts. `parent` is that of :func:`recognized`.
     """
     first = next(recognized(environ, parent), None)
     return first if first is not None and first.size > 1 else None

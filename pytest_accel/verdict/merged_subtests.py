@@ -63,8 +63,8 @@ def failed_numbers(merged: Iterable[dict[str, Any]]) -> Counter[str]:
 def _match(reports: Iterable[tuple[int, dict[str, Any]]], ranks: int) -> list[_Subtest]:
     """Return the subtests to which `reports` of `ranks` ranks belong.
 
-    Ranks have the same subtest if its description is the same. The descriptions of the others may differ in the
-    rank's own number and in addresses of objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
+    Ranks have the same subtest if its description is the same. What is left then may also differ in the rank's own
+    number and in addresses of objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
     """
     same = _grouped((rank, repr(data[_CONTEXT]), data) for rank, data in reports)
     complete = [_Subtest(number, group) for (_, number), group in same.items() if len(group) == ranks]

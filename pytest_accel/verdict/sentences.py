@@ -300,7 +300,7 @@ def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], fold
 
 
 def leak_lines(finished: Mapping[int, Finished]) -> list[str]:
-    """Return a line for each leak of a test, with the ranks in which it occurred, and its remedy."""
+    """Return a line for each leak of a test, with the ranks in which it occurred, and what was done about it."""
     ranks: dict[Leak, list[int]] = {}
     for rank, message in sorted(finished.items()):
         for leak in message.leaks:
@@ -731,7 +731,7 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
 
 
 def progress_parts(progress: Progress, folders: Folders) -> list[str]:
-    """Return texts on the places of the ranks in the code, on ranks that have finished, and on collectives."""
+    """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
     by_text: dict[str, list[int]] = {}
     for rank, place in progress.places.items():
         by_text.setdefault(folders.shown(place), []).append(rank)
