@@ -29,7 +29,7 @@ class DriverCoverage:
     """The coverage of the main process, and a folder in which the ranks write their data files."""
 
     def __init__(self, coverage: Coverage, parent: Path | None) -> None:
-        """Make the folder in `parent` (None: the system's temporary directory)."""
+        """Make the folder in `parent`, or in the system's temporary directory if `parent` is None."""
         self._coverage = coverage
         self._folder = tempfile.mkdtemp(prefix="accel-coverage-", dir=parent)
 

@@ -18,7 +18,7 @@ from pytest_accel.core.stash_keys import EARLY_SERVER
 from pytest_accel.settings import options
 
 _MOST_FILES = 50
-"""Number of test files that are searched for marks; reading one takes about 0.05 ms."""
+"""Number of test files that are searched for marks; reading a file takes about 0.05 ms."""
 _MOST_FOLDERS = 50
 _RUN_NO_TESTS = (
     *("collectonly", "setupplan", "help", "version", "markers", "cacheshow", "showfixtures", "show_fixtures_per_test"),
@@ -27,7 +27,7 @@ _RUN_NO_TESTS = (
 
 
 def start_server(early_config: pytest.Config) -> None:
-    """Start an early fork server if the session seems to need one; it ends with the session."""
+    """Start an early fork server if the session seems to need it; the server ends with the session."""
     known = early_config.known_args_namespace
     # Not importlib.util.find_spec, which raises ValueError if sys.modules has a stub.
     if any(getattr(known, name, False) for name in _RUN_NO_TESTS) or PathFinder.find_spec("torch") is None:
@@ -48,8 +48,8 @@ def start_server(early_config: pytest.Config) -> None:
         return
     if not marks or ("distributed" not in marks and not _has_devices(settings)):
         return
-    # A conftest may replace functions of the standard library by ones that raise. The modules that run marked tests
-    # bind the functions that they use when they are imported, so this comes first.
+    # A conftest may replace functions of the standard library by functions that raise. The modules that run marked
+    # tests bind the functions that they use when they are imported, so this comes first.
     from pytest_accel import item_redirection, runtest_hooks  # noqa: F401
     from pytest_accel.driver import driver  # noqa: F401
     from pytest_accel.forkserver.server_process import EarlyServer

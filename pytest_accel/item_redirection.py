@@ -94,7 +94,7 @@ class Redirector:
         if leases is None:
             return plan
         if plan.key.kind in self._resources.machine.resources:
-            # The lease of the world would come after those of the driver, and not in the order of all other tests.
+            # The lease of the world would come after the leases of the driver, and not in the order of all other tests.
             raise MarkError(
                 f"@pytest.mark.devices(kind={plan.key.kind!r}) with @pytest.mark.needs: a test can have one of them, "
                 f"name {plan.key.kind} in needs, and leave out kind="

@@ -93,7 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Meet the processes that a launcher has started with this one, before imports of the suite and capturing.
+    """Meet the other processes of this process's launcher, before imports of the suite and capturing.
 
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
@@ -146,7 +146,7 @@ def _start_log(early_config: pytest.Config, path: str | None) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return the number of workers for ``-n auto`` on a cluster: that of its devices. A rank has none.
+    """Return the number of the cluster's devices as the number of workers for ``-n auto``. A rank has no workers.
 
     xdist calls this before the plugins are configured.
     """
@@ -210,7 +210,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _has_fixture_of_ours(plugin: object) -> bool:
-    """Return whether another plugin than this one has a fixture with the name of one of this plugin's."""
+    """Return whether `plugin` is another plugin, and has a fixture of the same name as a fixture of this plugin."""
     if plugin is sys.modules[__name__]:
         return False
     members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
@@ -263,11 +263,11 @@ class UnmarkedFailureHooks:
             from pytest_accel.compat import torch_errors
 
             error = call.excinfo.value
-            # The other explanations are those of a test without a mark.
+            # The other explanations are for tests without a mark.
             if isinstance(error, KeyError) and (explanation := torch_errors.explain(error, grouped=False)) is not None:
                 torch_errors.add_section(report.longrepr, explanation)
 
-    # No wrapper: pytest's own hook has set the exception of a unittest.TestCase by the time that this one is called.
+    # No wrapper: pytest's own hook, which is called first, sets the exception of a unittest.TestCase.
     @pytest.hookimpl
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None and MARKED not in item.stash:
@@ -282,8 +282,8 @@ class UnmarkedFailureHooks:
 
                 about_marks = foreign_marks.about_marks(item, item.config.stash[OWNERS])
             name_place(error, item, about_marks)
-            if (explanation := torch_errors.explain(error, grouped=False)) is not None:
-                torch_errors.add_hint(error, about_marks or explanation)  # That would say that the test has no mark.
+            if (hint := torch_errors.explain(error, grouped=False, about_marks=about_marks)) is not None:
+                torch_errors.add_hint(error, hint)
                 filter_frames(item, is_library, torch_errors.MODULES)
 
 
@@ -295,7 +295,7 @@ class LateMarkHooks:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Compare before the call, for marks of fixtures and hooks, and after it, for those of the test itself."""
+        """Compare before the call, since fixtures and hooks may add marks, and after it, since the test may."""
         __tracebackhide__ = True
         _check_marks(item)
         result = yield
@@ -304,7 +304,7 @@ class LateMarkHooks:
 
 
 def _check_marks(item: pytest.Item) -> None:
-    """Raise an error if the marks of `item` are not those with which it was collected."""
+    """Raise an error if the marks of `item` have changed since it was collected."""
     if has_marks(item) or MARKED in item.stash:
         from pytest_accel import late_marks
 
@@ -324,7 +324,7 @@ class CollectionHooks:
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
         self._deselected_marks = deselected_marks(getattr(option, "markexpr", ""))
         self._redirector: Redirector | None = None
-        """None before the first marked item."""
+        """The object that redirects marked items; None before the first marked item."""
         self._has_modified_items = False
         """True after the hooks that may modify the list of items, unless one of them has raised an exception."""
 
@@ -414,7 +414,7 @@ class CollectionHooks:
     def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.
 
-        Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
+        Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to another part of the suite.
         """
         config = self._session.config
         finder = MarkFinder(self._owners)

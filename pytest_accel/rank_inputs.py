@@ -15,8 +15,8 @@ from pytest_accel.messages.worker_input import WorkerInput
 class RankInputs:
     """Numbers the ranks of a session. Owned by the pool, in the controller.
 
-    A rank gets the lowest number that no living process of the session has. Under xdist, the numbers begin above those
-    of its workers and of all that may replace crashed ones.
+    A rank gets the lowest number that no living process of the session has. Under xdist, the numbers begin above the
+    numbers of its workers, and of the workers that may replace crashed workers.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -29,7 +29,7 @@ class RankInputs:
         # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
         restarts = getattr(config.option, "maxworkerrestart", None) or 4 * workers
         self._count = workers + int(restarts)
-        """A number that is larger than that of each rank so far."""
+        """A number that is larger than the number of each rank so far."""
 
     def take(self, ranks: int) -> tuple[WorkerInput, ...]:
         """Return the `workerinput` of each rank of a new world."""

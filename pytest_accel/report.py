@@ -49,12 +49,12 @@ class ReportHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what an xdist worker has found in its collection. All workers collect the same tests."""
+        """Keep the skipped files that an xdist worker reports. All workers collect the same tests."""
         output = getattr(node, "workeroutput", {})
         self._session.skipped_files = output.get(SKIPPED_FILES, self._session.skipped_files)
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
-        """Show the surroundings if there are marked tests. Under xdist the controller collects none: see the header."""
+        """Show the surroundings if there are marked tests. Under xdist the header shows them."""
         shown = not is_distributed(self._session.config) and any(MARKED in item.stash for item in items)
         return self._surroundings() if shown and self._session.config.get_verbosity() >= 0 else []
 
@@ -104,7 +104,7 @@ class ReportHooks:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Terminate the ranks before pytest-cov, whose wrapper is outside of this one, combines their coverage data."""
+        """Terminate the ranks before pytest-cov combines their coverage data, in a wrapper around this wrapper."""
         result = yield
         self._session.close(gracefully=True)
         return result

@@ -47,7 +47,7 @@ class RuntestHooks:
             pytest.exit(text, returncode=1)
         following = marked_of(nextitem) if nextitem is not None else None
         if self._session.is_worker:
-            # A worker knows only its next test; another worker may use the world before a later one.
+            # A worker knows only its next test; another worker may use the world before a later test.
             same_key = following is not None and following.missing is None and following.key == marked.key
             marked.following = following if same_key and not marked.key.fresh else None
             marked.last = marked.key.fresh
@@ -111,7 +111,7 @@ class MergedReportHooks:
 
 
 def _link(items: list[pytest.Item]) -> None:
-    """Set `following` of each test to the next one of the same key, and `last` if there is none."""
+    """Set `following` of each test to the next test of the same key, and `last` if there is none."""
     later: dict[WorldKey, MarkedItem] = {}
     for item in reversed(items):
         marked = marked_of(item)

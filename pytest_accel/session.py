@@ -80,7 +80,7 @@ class AccelSession:
 
     @cached_property
     def own_machine(self) -> Machine:
-        """The devices of this machine, in the controller. Access raises an error as that of :attr:`machine` does."""
+        """The devices of this machine, in the controller. Access raises the errors of :attr:`machine`."""
         from pytest_accel.settings.machine import machine_for
 
         try:
@@ -124,7 +124,7 @@ class AccelSession:
 
     @property
     def launched(self) -> LaunchedMachines | None:
-        """The other processes that a launcher has started with this one; None without a launcher."""
+        """The other processes of this process's launcher; None without a launcher."""
         return self.config.stash.get(LAUNCHED, None)
 
     @cached_property
@@ -148,7 +148,7 @@ class AccelSession:
         return self._driver
 
     def give_back_world(self) -> None:
-        """Return this process's world to the pool, if it has one: it is about to wait for something else."""
+        """Return this process's world to the pool, if any: it is about to wait for something else."""
         if self._driver is not None:
             self._driver.close()
 

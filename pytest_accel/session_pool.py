@@ -54,7 +54,7 @@ class SessionPool:
         cluster: ClusterConnection | None,
         show: Callable[[str], None],
     ) -> None:
-        """`own_machine` is this machine, also if the devices of the session are those of a `cluster`.
+        """`own_machine` is this machine, also if the session uses the devices of a `cluster`.
 
         `show` writes a line to the terminal.
         """
@@ -107,7 +107,7 @@ class SessionPool:
 
 
 class SessionStarters:
-    """The starters of a session: this machine, another place if a launcher or a cluster has one, and MPI jobs."""
+    """The starters of a session: this machine, another place with a launcher or a cluster, and MPI jobs."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class SessionStarters:
         self._here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
         self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, reports)
         self._jobs: Starter[Any] | None = None
-        """The starter of MPI jobs, from the first one on."""
+        """The starter of MPI jobs; None before the first job."""
 
     def _wanted(self, lease: HeldLease) -> None:
         self._reports.wanted(self._taken(lease))

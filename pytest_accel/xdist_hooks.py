@@ -28,7 +28,7 @@ class XdistHooks:
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
         """Tell each worker where the suite is, and mask the devices that unmarked tests see there.
 
-        A worker sees all of the session's devices, beginning with a different one.
+        Each worker sees all of the session's devices, and another device first.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
         from pytest_accel.hardware.masks import rotate
@@ -36,7 +36,7 @@ class XdistHooks:
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
                 spec.env.update(suite_place.for_worker(config, {**os.environ, **spec.env}))
-        machine = self._session.own_machine  # Unmarked tests run here, also if marked ones run on a cluster.
+        machine = self._session.own_machine  # Unmarked tests run here, also if marked tests run on a cluster.
         devices = machine.session.devices
         if not devices:
             return
@@ -56,7 +56,7 @@ class XdistHooks:
         self._serve_pool(channel)
 
     def _serve_pool(self, channel: Channel) -> None:
-        """Answer a worker's messages. The modules of the pool are imported at the first one."""
+        """Answer a worker's messages. The modules of the pool are imported at the first message."""
         driver: WorkerDriver | None = None
 
         def receive(data: bytes | None) -> None:

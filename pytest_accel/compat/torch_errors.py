@@ -5,6 +5,7 @@ torch raises ValueError and RuntimeError for them, so that only the texts of its
 
 from __future__ import annotations
 
+import errno
 import re
 from contextlib import suppress
 from typing import Any
@@ -29,14 +30,16 @@ _RANK_VARIABLES = (
 _PORT_IN_USE = re.compile(r"server socket has failed to listen.*?address already in use", re.DOTALL | re.IGNORECASE)
 _HELD_PORT = "init_process_group with env:// uses a port that is held for this test; the fixture free_port has another"
 _NO_HELD_PORT = "with @pytest.mark.distributed, init_process_group with env:// uses a port that is held for the test"
+_FREE_PORT = "the fixture free_port has a port that no other test uses"
 
 
-def explain(error: BaseException, *, grouped: bool, init: bool = False) -> str | None:
+def explain(error: BaseException, *, grouped: bool, init: bool = False, about_marks: str | None = None) -> str | None:
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
     `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
     without the mark has no explanation for a missing group in one of several processes of a launcher. An assertion
-    about such a text is a failure of the test itself: it has no explanation.
+    about such a text is a failure of the test itself: it has no explanation. `about_marks` takes the place of a text on
+    the missing mark, which would be wrong for a test with a mark of the project.
     """
     found: BaseException | None = error
     seen: set[int] = set()
@@ -44,15 +47,15 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False) -> str |
         seen.add(id(found))  # The causes are a cycle after `raise error from error`.
         text = exception_text(found)
         if not grouped and isinstance(found, KeyError) and _is_of_environment(found):
-            return (
+            return about_marks or (
                 f"{found.args[0]} is set in the ranks of a test with @pytest.mark.distributed, and not where pytest "
                 "collects its file or runs other tests; read it in the test or in a fixture"
             )
         has_no_group = text.startswith(_NOT_INITIALIZED) or _NO_VARIABLE.match(text)
         if has_no_group and not grouped and launcher_env.find_here() is None:
-            return "this test has no @pytest.mark.distributed, so it ran in one process"
+            return about_marks or "this test has no @pytest.mark.distributed, so it ran in one process"
         if init and text.startswith(_TWICE):
-            return "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
+            return "the default group exists already: leave this call out, or use @pytest.mark.distributed(init=False)"
         if type(found).__name__ == "DistNetworkError" and _CONNECTION_LOST.search(text):
             return (
                 "torch's store ends the connection of a rank that sends a value of more than 8 MiB, or a key of more "
@@ -60,6 +63,8 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False) -> str |
             )
         if _PORT_IN_USE.search(text):
             return _HELD_PORT if grouped else _NO_HELD_PORT
+        if grouped and isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
+            return _FREE_PORT
         found = found.__cause__
     return None
 

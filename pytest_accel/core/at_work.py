@@ -11,7 +11,7 @@ from time import sleep
 import psutil
 
 _AT_WORK = ("R", "D")
-"""States of a thread that runs or waits for a processor, and of one that waits for a disk."""
+"""States of a thread that runs or waits for a processor, and of a thread that waits for a disk."""
 _WATCHED = 0.02
 """Seconds for which threads are watched to see whether they run. The kernel counts running time about every 4 ms."""
 

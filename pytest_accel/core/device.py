@@ -1,4 +1,4 @@
-"""Data classes for devices and for what a test needs of them, and the protocol of a vendor."""
+"""Data classes for devices and for the needs of tests, and the protocol of a vendor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator that can be leased.
+    """An accelerator that can be leased.
 
     ``id`` is the identity (UUID, else PCI address), which locks, leases and masks use. ``index`` is the number that the
     management library or the runtime gives it; masks of kinds without ids use it. Fields that the platform does not
@@ -47,7 +47,7 @@ class Device:
     single_process: bool = False
     """True if only one process at a time can use the device. A request for a share of it then gets the whole device."""
     speed: float | None = None
-    """Number of cores times maximum clock in MHz; comparable only between devices of one vendor."""
+    """Number of cores times maximum clock in MHz; comparable only between devices of the same vendor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class DeviceNeed:
 
     count: int
     kind: str | None = None
-    """Kind of the devices; None: the session's kind."""
+    """Kind of the devices; None for the session's kind."""
     memory: int | None = None
     """Minimum memory of each device in bytes."""
     capability: tuple[int, ...] | None = None
@@ -72,14 +72,14 @@ class DeviceNeed:
     name: str | None = None
     """Case-insensitive glob for the name of each device (``*H100*``)."""
     share: Share | None = None
-    """Share of each device; None: whole devices."""
+    """Share of each device; None for whole devices."""
     sets: int = 1
-    """Number of sets of equal size into which the `count` devices are divided, one set for each rank.
+    """Number of sets of equal size into which the `count` devices are divided: a set for each rank.
 
     A device occurs at most once in a set. Shared devices may occur in several sets.
     """
     near: Near | None = None
-    """Kind of link preferred between the devices; None: no preference."""
+    """Kind of link preferred between the devices; None for no preference."""
 
 
 def is_private(vendor: object) -> bool:
@@ -107,11 +107,11 @@ class Vendor(Protocol):
     hardware: bool
     """False for kinds that are used only on request (``cpu``, ``sim``): ``auto`` never selects them."""
     backend: str | None
-    """Backend of process groups on these devices; None: torch's default for the device type."""
+    """Backend of process groups on these devices; None for torch's default."""
     ranks: bool
     """False if no process group accepts tensors of this kind: ranks of tests that name no kind then use the CPU."""
     notes: tuple[str, ...]
-    """Notes of the calls so far on what was left out or guessed, one sentence each. The device line shows them."""
+    """Sentences on guesses and on devices that were left out in the calls so far. The device line shows them."""
 
     def lacking(self) -> str | None:
         """Return why torch cannot use this kind here (``torch is not built for ROCm``), or None if it can.
@@ -125,11 +125,11 @@ class Vendor(Protocol):
         ...
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return those of `devices` that the mask in `environ` shows, in its order, as the device driver reads it."""
+        """Return the `devices` that the mask in `environ` shows, in its order, as the device driver reads it."""
         ...
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` with the fastest first, in the order of the device driver if it reports one."""
+        """Return `devices` with the fastest first, in the device driver's order if it reports an order."""
         ...
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:

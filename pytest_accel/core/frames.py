@@ -17,6 +17,8 @@ PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 """The folder of this package."""
 _LIBRARY = re.compile(r".*/(?:site-packages|lib/python[0-9.]+t?)/")
 """The folder in which Python or packages are installed; ``t`` is for a Python without the GIL."""
+_SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*\n(?:(.+):(\d+):  def .*\n)+Requested fixture:\n")
+"""pytest's text for a fixture that asks for one of a narrower scope: the last line before the end names the former."""
 
 
 def is_library(path: str) -> bool:
@@ -49,7 +51,7 @@ class Folders:
         return not is_library(path) and self.absolute(path).startswith(os.path.join(self.root, ""))
 
     def shown(self, path: str) -> str:
-        """Return the `path` of a file in rootdir as pytest shows it, and that of a library relative to its package."""
+        """Return the `path` of a file in rootdir as pytest shows it, and of a library relative to its package."""
         if (library := _LIBRARY.match(path)) is not None:
             return path[library.end() :]
         if not self.root or not self.is_own(path):
@@ -57,9 +59,9 @@ class Folders:
         return os.path.relpath(self.absolute(path), self.invocation or self.root)
 
     def place_of_failure(self, places: Sequence[tuple[str, int]]) -> tuple[str, int]:
-        """Return the file and line of a failure with a traceback of `places`, at least one, the deepest one last.
+        """Return the file and line of a failure with the traceback `places`, whose last is the deepest.
 
-        It is the deepest place in rootdir; else the deepest that is in no library; else the deepest.
+        Prefer the deepest place in rootdir, then the deepest that is in no library.
         """
         users = [place for place in places if not is_library(place[0])]
         return ([place for place in users if self.is_own(place[0])] or users or places)[-1]
@@ -79,13 +81,15 @@ def failure_place(
 ) -> tuple[str, int] | None:
     """Return the file and line of the failure that `longrepr` shows; None if it shows no place.
 
-    The place is that of the exception, since `longrepr` has the places of all frames only in some styles of ``--tb``.
-    The place in a doctest is that of the example.
+    The frames are the exception's, since `longrepr` has all frames only in some styles of ``--tb``. A doctest fails at
+    its example, and a ScopeMismatch at the fixture that asks for another, since all of its frames are pytest's.
     """
     for location, _ in getattr(longrepr, "reprlocation_lines", ()):
         return None if location.lineno is None else (str(location.path), location.lineno)
     if getattr(longrepr, "reprcrash", None) is None:
         return None
+    if match := _SCOPE_MISMATCH.match(str(excinfo.value)):
+        return os.path.join(folders.root, match[1]), int(match[2])
     shown = excinfo.traceback.filter(excinfo)
     return folders.place_of_failure([(str(entry.path), entry.lineno + 1) for entry in shown]) if shown else None
 

@@ -23,7 +23,7 @@ def python_command(source: str, *arguments: str, path: Sequence[str] | None) -> 
     current folder unless `path` or PYTHONPATH names it: ``python -c`` alone would search it first, and a session that
     was started as ``pytest`` does not search it at all. So others who may write there cannot run code in the process.
     """
-    # The private function passes on -W and similar flags. `subprocess` has no public one; multiprocessing uses it.
+    # The private function passes on -W and similar flags. No function of `subprocess` does; multiprocessing uses this.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     # It knows some of the options of -X.
     flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]

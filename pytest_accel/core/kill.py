@@ -27,7 +27,7 @@ _TRACKER = re.compile(r"from (multiprocess(ing)?|([\w.]+\.)?loky\.backend)\.reso
 """Start of the source that resource trackers of Python, of `multiprocess` and of loky run with ``python -c``.
 
 A tracker cleans up and exits after its clients. The module's name elsewhere in a command line proves nothing: it may be
-part of a warning filter, which each Python process passes on to those that it starts.
+part of a warning filter, which each Python process hands on to its children.
 """
 _CLEANING_TIMEOUT = 5.0
 """Seconds within which torch's manager and the trackers must clean up and exit."""
@@ -60,7 +60,7 @@ def children_of(parent: int) -> frozenset[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, whatever it is; of its process group and its descendants, kill those that do not clean up.
+    """Kill a process, and the members of its process group and its descendants that do not clean up.
 
     A process cleans up if :func:`cleans_up` says so. Never raise: the process of another user cannot be killed.
     """
@@ -80,7 +80,7 @@ def _kill(pid: int) -> None:
 
 
 def living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
-    """Return those of `processes` that have not exited."""
+    """Return the `processes` that have not exited."""
     found = set()
     for process in processes:
         with suppress(psutil.Error):
@@ -101,7 +101,7 @@ def may_be_killed(process: psutil.Process) -> bool:
 
 
 def survivors(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
-    """Describe those of `processes` that have not exited: ``process 71 (sudo tcpdump; user root, sleeping)``."""
+    """Describe the `processes` that have not exited: ``process 71 (sudo tcpdump; user root, sleeping)``."""
     found = []
     for process in sorted(living(processes), key=lambda one: one.pid):
         with suppress(psutil.Error):
@@ -148,7 +148,7 @@ def kill_marked(directory: str, server: int | None = None) -> tuple[str, ...]:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the remaining processes of the process group `pid`, except those that clean up (:func:`cleans_up`)."""
+    """Kill the remaining processes of the process group `pid` that do not clean up (:func:`cleans_up`)."""
     looked_at: set[int] = set()
     while new := _members(pid) - looked_at:
         for member in new:
@@ -177,8 +177,8 @@ def _members(group: int) -> set[int]:
 def kill_descendants() -> tuple[str, ...]:
     """Kill all descendants of this process and wait until they have exited, at most `_DESCENDANTS_TIMEOUT` seconds.
 
-    Those that clean up (:func:`cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of this
-    process is never killed. Return the processes that live on. Those that this process may not kill are not waited for.
+    Processes that clean up (:func:`cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of
+    this process is never killed. Return the processes that live on. Do not wait for processes of other users.
     """
     tracker = resource_tracker_pid()
     began = monotonic()

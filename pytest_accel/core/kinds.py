@@ -1,4 +1,4 @@
-"""The kinds of accelerator: this package's own, in one table, and those that other packages publish.
+"""The kinds of accelerator: this package's own, in a table, and the kinds that other packages publish.
 
 A package publishes a kind as an entry point of the group ``pytest_accel.vendors``. Its name is the kind. Its value is a
 callable that takes the text after the colon of ``--accel`` (None if there is none) and returns the
@@ -25,7 +25,7 @@ class KindFacts(NamedTuple):
     """All facts about a kind of this package that need no code: a row of `KINDS`."""
 
     name: str
-    """As in ``--accel`` and in marks."""
+    """The name in ``--accel`` and in marks."""
     masks: tuple[str, ...] = ()
     """Every environment variable that restricts which devices a process sees, outermost layer first."""
     shown: tuple[str, ...] = ()
@@ -37,11 +37,11 @@ class KindFacts(NamedTuple):
     ranks: bool = True
     """False if no process group accepts tensors of this kind."""
     backend: str | None = None
-    """Backend of process groups; None: torch's default for the devices."""
+    """Backend of process groups; None for torch's default."""
     package: str | None = None
     """Top-level package that adds the kind to torch, imported in ranks only; None if torch needs none."""
     imports: tuple[str, ...] = ()
-    """Modules of packages that a rank imports too, such as those that register the backend."""
+    """Further modules that a rank imports, for example because they register the backend."""
     counter: str = ""
     """Function that counts the devices, as ``module:name``; empty: `device_count` of the kind's module of torch."""
     sees_all: bool = False
@@ -49,17 +49,17 @@ class KindFacts(NamedTuple):
     other_package: str | None = None
     """Top-level package that torch may load for this kind, but does not need."""
     build: tuple[str, str] | None = None
-    """Platform that torch must be built for, in ``torch/version.py`` and for people; None: any build will do.
+    """Platform that torch must be built for, in ``torch/version.py`` and for people; None if any build will do.
 
     The drivers of AMD and Intel also list the graphics of their processors, which other builds of torch cannot use.
     """
     torch: str = ""
     """Type of the devices in torch, if it is not the name of the kind."""
     torch_index: Literal["mask", "ascending"] | None = "ascending"
-    """torch's index of a device: its position in the mask or in ascending order of `Device.index`; None: no index.
+    """torch's index of a device: its position in the mask or in ascending order of `Device.index`; or None.
 
     Masks whose order does not count, or is not known to count, are written in ascending order, so "ascending" is right
-    for runtimes that keep the order of a mask and for those that do not.
+    whether or not the runtime keeps the order of a mask.
     """
     # Columns of the kinds without modules of their own: nodes under /dev, and a mask that lists their numbers.
     title: str = ""
@@ -113,7 +113,7 @@ _TABLE = (
         other_package="intel_extension_for_pytorch",
         build=("xpu", "XPU"),
     ),
-    # Intel's (Habana's) Gaudi. A process opens the module that HLS_MODULE_ID names, else a free one of those in
+    # Intel's (Habana's) Gaudi. A process opens the module that HLS_MODULE_ID names, else a free module of those in
     # HABANA_VISIBLE_MODULES. Whether Synapse's count follows the mask is unverified, so a larger count is no error.
     KindFacts(
         "hpu",
@@ -132,7 +132,7 @@ _TABLE = (
         single_process=True,
         single="HLS_MODULE_ID",
     ),
-    # Huawei's Ascend. The CANN environment variable reference calls the variable a trial one, supports only ascending
+    # Huawei's Ascend. The CANN environment variable reference calls it a trial variable, supports only ascending
     # lists of digits and commas (older releases kept the order), forbids to combine it with the DCMI and HCCN tools,
     # and does not define an empty value. Unverified: that sysfs has a class with the nodes' names.
     KindFacts(
@@ -155,7 +155,7 @@ _TABLE = (
         title="Cambricon MLU",
         nodes=("cambricon_dev([0-9]+)",),
     ),
-    # No reference of MUSA_VISIBLE_DEVICES was found. Public scripts write it like that of MLUs, and Moore Threads' own
+    # No reference of MUSA_VISIBLE_DEVICES was found. Public scripts write it as for MLUs, and Moore Threads' own
     # device plugin for Paddle reads the empty string as no device.
     KindFacts(
         "musa",
@@ -216,7 +216,7 @@ KINDS = {kind.name: kind for kind in _TABLE}
 """The kinds of this package by name, in the order in which ``auto`` tries them."""
 OWN_KINDS = tuple(KINDS)
 KINDS_OF_BACKEND = {"nccl": ("cuda", "rocm"), "xccl": ("xpu",)}
-"""The kinds that a backend of torch serves, for those that do not serve the CPU (``Backend.backend_capability``).
+"""The kinds that a backend serves, for backends that do not serve the CPU (``Backend.backend_capability``).
 
 torch for ROCm has RCCL under the name of NCCL.
 """

@@ -1,4 +1,4 @@
-"""Detection, by environment variables, of a launcher that has started this process as one of several.
+"""Detection, by environment variables, of a launcher that has started this process together with others.
 
 `RANK` and `WORLD_SIZE` alone do not prove a launcher, because users may have exported them. Each launcher is recognized
 by variables that only it sets. They were read in torch 2.13
@@ -46,7 +46,7 @@ class LauncherEnv(NamedTuple):
 
 
 class _LauncherVariables(NamedTuple):
-    """Names of the variables that one launcher sets. All but those in `job` must be set."""
+    """Names of the variables that a launcher sets. Only the variables in `job` may be absent."""
 
     launcher: str
     rank: str
@@ -59,7 +59,7 @@ class _LauncherVariables(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the variables that must be set, those of rank, size and local rank first."""
+        """The names of the variables that must be set: rank, size and local rank come first."""
         return (self.rank, self.size, self.local_rank, self.local_size, *self.distinctive)
 
 
@@ -177,7 +177,7 @@ def _number(text: str) -> int:
 def of_a_rank(environ: Mapping[str, str]) -> list[str]:
     """Return the variables in `environ` that make a process a rank.
 
-    Variables of all launchers are included, since one launcher may have started another.
+    Variables of all launchers are included, since a launcher may have started another launcher.
     """
     return [name for name in environ if name in _RANK_VARIABLES or name.startswith(_RANK_VARIABLE_PREFIXES)]
 
@@ -185,7 +185,7 @@ def of_a_rank(environ: Mapping[str, str]) -> list[str]:
 def for_own_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ`, this process's environment, for ranks that this process starts.
 
-    If a launcher has started this process as one of several, its variables are left out: the ranks are not its own.
+    The variables of a launcher of this process are left out: the launcher has not started the ranks.
     """
     names = of_a_rank(environ) if find_here() is not None else ()
     return {name: value for name, value in environ.items() if name not in names}

@@ -8,7 +8,7 @@ its role, and the step::
     14:03:22.118 gpu-1 4711 main process: WorldStarting: world=3, about='2 on cuda', ...
     14:03:22.131 gpu-1 4790 rank 1 of world 3: forked by process 4722
 
-What the pool does is in its events (`core/record_events.py`), so that it has no steps of its own. Without a file, a
+The pool reports what it does by events (`core/record_events.py`), and has no steps of its own. Without a file, a
 step costs one function call.
 """
 
@@ -42,8 +42,7 @@ def start_session(config: pytest.Config, path: str | None) -> None:
 
     Raise ``pytest.UsageError`` if the file cannot be opened.
 
-    No-op for a session inside of a process that writes its steps already, such as one of pytester or of a fork server:
-    its end must not close the file.
+    No-op for a session in a process that writes its steps already, such as pytester's: its end must not close the file.
     """
     if is_on():
         return
@@ -70,7 +69,7 @@ def _restore(before: str | None) -> None:
 def start(role: str) -> None:
     """Begin to write the steps of this process, whose role is `role`, to the file that the environment names, if any.
 
-    A process that was forked from one that writes already only changes its role. Raise OSError if the file cannot be
+    In a process forked from a process with a log, only change the role. Raise OSError if the file cannot be
     opened.
     """
     _logger.name = role
@@ -84,8 +83,8 @@ def start(role: str) -> None:
 def start_here(role: str) -> str | None:
     """Call :func:`start` in a process that a session has started; return why the file cannot be opened, or None.
 
-    A test must not fail because its machine lacks the folder of the file. So this process, and those that it starts,
-    have no log then.
+    A test must not fail because its machine lacks the folder of the file. Then this process and its children
+    have no log.
     """
     try:
         start(role)

@@ -1,4 +1,4 @@
-"""What asyncio lacks: tasks that report their errors at once, futures whose errors need no waiter, and polls."""
+"""Additions to asyncio: tasks that report their errors at once, futures whose errors need no waiter, and polls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start(work: Coroutine[Any, Any, None]) -> Task[None]:
 def fail(future: Future[Any], error: Exception) -> None:
     """End a future with an error unless it has ended; nobody need await it.
 
-    Its waiter may be cancelled at the same moment. asyncio would then report the error as one that got lost.
+    Its waiter may be cancelled at the same moment. asyncio would then report a lost error.
     """
     if not future.done():
         future.set_exception(error)

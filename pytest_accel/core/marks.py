@@ -45,13 +45,13 @@ class Marks(NamedTuple):
 
 
 class _Argument(NamedTuple):
-    """Definition of one argument of a mark."""
+    """Definition of an argument of a mark."""
 
     default: object
     allowed: str
     """Allowed values, for error messages."""
     read: Callable[[Any], object]
-    """Converts a value to the form that the test's plan holds; raises ValueError for one that is not allowed."""
+    """Converts a value to the form that the test's plan holds; raises ValueError if the value is not allowed."""
 
 
 def _count(value: object) -> int:
@@ -180,8 +180,8 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
 }
 """The arguments of each mark, in the order of its signature.
 
-A test's plan (`driver/item_plan.py`) takes out those that it interprets, such as ``timeout`` and ``nodes``, and passes
-the others on to the fields with the same names: of `DeviceNeed` for ``devices``, and of `WorldKey` for ``distributed``.
+A test's plan (`driver/item_plan.py`) interprets some of them, such as ``timeout`` and ``nodes``. The others become
+fields with the same names: of `DeviceNeed` for ``devices``, and of `WorldKey` for ``distributed``.
 """
 
 _EFFECTS = {
@@ -312,7 +312,7 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the given arguments of ``devices`` and of ``distributed``; nothing for a mark that the test lacks.
 
-    ``distributed`` always has one `world_size`, and at most one `backend`: those that were chosen from lists, or by the
+    ``distributed`` always has one `world_size`, and at most one `backend`. They come from lists, or from the
     test's own parameter `world_size`, which may be anything. If the test has both marks, both have the kind and number
     of each rank's devices, if either gives it. `resources` are names that ``devices`` may give as kind, too. Raise
     :class:`MarkError` for an argument that is not allowed, and for marks that contradict each other.
@@ -338,7 +338,7 @@ def read(
 
 
 def _chosen(argument: str, value: Any, choice: object) -> Any:
-    """Return the one value of an argument of ``distributed`` that applies to a test: `choice`, if there is a list."""
+    """Return the value of an argument of ``distributed`` that applies to a test: `choice`, if there is a list."""
     allowed = _as_list(value)
     if choice is None and not isinstance(value, list):
         return value
@@ -377,7 +377,7 @@ def _common_value(
 class MarkOwners:
     """Decides which marks named `devices` and `distributed` are the plugin's, and which are the project's own.
 
-    There is one for each pytest process, on its config. Each name is decided by itself, in this order:
+    Each pytest process has an instance on its config. Each name is decided by itself, in this order:
 
     1. ``accel_marks`` names the owner. In a rank, its driver does.
     2. A name that nobody else has registered is the plugin's.
@@ -454,7 +454,7 @@ class MarkFinder:
     """
 
     def __init__(self, owners: MarkOwners | None = None) -> None:
-        """Find the plugin's marks only, as `owners` decides; None: also the project's own of the same names."""
+        """Find the plugin's marks, as `owners` decides; without `owners`, also the project's marks of these names."""
         self._owners = owners
         self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
         self.names: set[str] = set()
@@ -465,7 +465,7 @@ class MarkFinder:
     def find(self, item: pytest.Item) -> Marks:
         """Return the closest marks of `item`."""
         parent: Any = item.parent
-        # Tests arrive grouped by module and class, so the parent is usually that of the previous test.
+        # Tests arrive grouped by module and class, so the previous test usually has the same parent.
         if parent is not self._last_parent:
             self._last_inherited = self._marks_of(parent)
             self._last_parent = parent
@@ -477,7 +477,7 @@ class MarkFinder:
         return self._closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
 
     def _marks_of(self, node: Any) -> Marks:
-        """Return the closest marks of the collector `node`, including inherited ones."""
+        """Return the closest marks of the collector `node`, including inherited marks."""
         if node is None:
             return Marks()
         marks = self._marks_by_node.get(node)

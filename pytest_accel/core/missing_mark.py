@@ -28,7 +28,7 @@ _TEXT = "accel_missing_mark"
 def missing_mark(fixture: str, key: WorldKey | None) -> BaseException | None:
     """Return the exception to raise for a test that uses `fixture`; None if the test's marks suffice.
 
-    `key` is that of the world in which the test runs; None if it has no mark of this package.
+    `key` is the key of the world in which the test runs; None if the test has no mark of this package.
     """
     needed = f"the fixture {fixture!r} needs"
     distributed = f"{needed} @pytest.mark.distributed on the test"

@@ -1,4 +1,4 @@
-"""The needs of a test, in the words of ``--accel-select`` and of the files about tests, and what it leases itself."""
+"""The needs of a test, in the words of ``--accel-select`` and of the files about tests, and its own leases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_accel.core.world_key import WorldKey
 
 
 class Needs(NamedTuple):
-    """The needs of one test in this session. The defaults are those of a test without marks."""
+    """The needs of one test in this session. The defaults hold for a test without marks."""
 
     marked: bool = False
     """True if the test has the mark ``devices`` or ``distributed``."""
@@ -36,7 +36,7 @@ class Needs(NamedTuple):
 
 
 class DriverLeases(NamedTuple):
-    """The leases that a test takes for itself, in its driver: before its phases, and before its world if it has one."""
+    """The leases that a test takes for itself, in its driver: before its phases, and before its world, if any."""
 
     keys: tuple[WorldKey, ...]
     """The key of each lease. All tests of all sessions have one order of leases: this prevents deadlocks."""

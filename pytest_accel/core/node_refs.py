@@ -1,4 +1,4 @@
-"""References to tests by which a driver and its ranks mean the same one, although each collects the files itself.
+"""References by which a driver and its ranks mean the same test, although each collects the files itself.
 
 A name does not identify a test: two parameter sets may have one id, a collector may give several items one name, and
 plugins rename items. So a reference has, for each node between the file and the test, the name under which it was
@@ -21,8 +21,8 @@ from pytest_accel.core.stash_keys import VARIANT
 class NodePlace(NamedTuple):
     """The place of a node among the children of its collector.
 
-    The places of one node in two processes are equal only if both have collected the same family: the children made of
-    one function or, if they are not made of functions, those of one name.
+    The places of a node in two processes are equal only if both have collected the same family: the children made of
+    the same function or, if they are not made of functions, of the same name.
     """
 
     name: str
@@ -36,11 +36,11 @@ class NodePlace(NamedTuple):
 
 
 TestFamily = tuple[bytes | str, ...]
-"""The tests that one collector has made of one function; see `NodeRef.family`."""
+"""The tests that a collector has made of the same function; see `NodeRef.family`."""
 
 
 def without_parameters(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the `names` of a test's nodes without the parameters of the last one."""
+    """Return the `names` of a test's nodes without the parameters of the last node."""
     return (*names[:-1], names[-1].partition("[")[0])
 
 
@@ -59,7 +59,7 @@ class NodeRef(NamedTuple):
 
     @property
     def family(self) -> TestFamily:
-        """A value that the references to all tests of one function share. It is made of the names of all these tests.
+        """A value that the references to all tests of a function share. It is made of the names of all these tests.
 
         So a process that has collected this family has collected each of its tests.
         """
@@ -91,13 +91,13 @@ def reference(item: pytest.Item) -> NodeRef:
 
 
 def are_copies(item: pytest.Item, other: pytest.Item) -> bool:
-    """Return whether one of two items is a copy of the other one, as some plugins make them; False if unknown."""
+    """Return whether an item is a copy of the other, as some plugins make them; False if unknown."""
     place = item.stash.get(PLACE, None)
     return place is not None and place is other.stash.get(PLACE, None)
 
 
 def give_new_stash(item: pytest.Item) -> None:
-    """Replace the stash of a copied item, which it shares with the original, by one with its place and variant only."""
+    """Give a copied item, which shares the stash of the original, a stash of its own with its place and variant."""
     shared, item.stash = item.stash, pytest.Stash()
     for key in (PLACE, VARIANT):
         if key in shared:

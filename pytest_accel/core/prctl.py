@@ -13,7 +13,7 @@ from signal import SIGKILL
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _pidfd_open: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
-"""None on other systems, and if Python was built with the headers of an old kernel."""
+"""The function; None on other systems, and if Python was built with the headers of an old kernel."""
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -24,7 +24,7 @@ def _prctl(option: int, argument: int) -> None:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent` exits; exit now if it already has.
 
-    `parent` is the process that forked this one. The thread that did so must live as long as `parent`: the kernel
+    `parent` is the process that forked this process. The forking thread must live as long as `parent`: the kernel
     kills this process when that thread exits.
     """
     _prctl(_PR_SET_PDEATHSIG, SIGKILL)

@@ -29,7 +29,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def recorded_group(entry: Mapping[str, Any]) -> str:
     """Return the name of the group in which torch's flight recorder has recorded the collective `entry`.
 
-    The description of all other groups than the default one is ``undefined``, unless the test has given one.
+    The description of all groups but the default group is ``undefined``, unless the test has given a description.
     """
     name, description = entry["process_group"]
     return DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)

@@ -1,4 +1,4 @@
-"""The events of a session for its recorders: those of the pool, and the phases of tests in ranks.
+"""The events of a session for its recorders: what happens in the pool, and the phases of tests in ranks.
 
 The pool knows no receiver. It emits each event by a name, such as ``WorldStarting``, with fields of plain data. The
 feature `record` documents the events (`features/record/events.py`).
@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
-Moment = Annotated[float, Meta(ge=0, le=1e11)]
+Timestamp = Annotated[float, Meta(ge=0, le=1e11)]
 """Seconds since the epoch, until the year 5138: later times are too large for some functions.
 
 msgspec checks this when it reads an event.
@@ -24,24 +24,24 @@ class CollectiveCall(Struct, frozen=True, omit_defaults=True):
     name: str
     """The backend and the operation, such as ``gloo:all_reduce``."""
     number: int
-    """Its number in its process group, from 1."""
+    """The number of the collective in its process group, from 1."""
     group: str
     """Name of the process group."""
-    issued: Moment
-    stop: Moment = 0.0
+    issued: Timestamp
+    stop: Timestamp = 0.0
     """Time at which it was found to have ended; 0 if unknown, as for all collectives of gloo."""
 
 
 class RankPhase(Struct, frozen=True, omit_defaults=True):
-    """One phase of a test in one rank."""
+    """A phase of a test in a rank."""
 
     rank: int
     ending: str
     """passed, failed, skipped, died, hung, stopped (after another rank had failed or ended) or unstarted."""
-    start: Moment = 0.0
+    start: Timestamp = 0.0
     """0 if unknown."""
-    stop: Moment = 0.0
-    """The end of the phase, or that of the rank."""
+    stop: Timestamp = 0.0
+    """The end of the phase, or of the rank."""
     collectives: tuple[CollectiveCall, ...] = ()
     """The last collectives of the phase, of torch 2.8 or newer."""
 

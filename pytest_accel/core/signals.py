@@ -20,7 +20,7 @@ None if the system has no real-time signals, since programs have their own uses 
 """
 
 INTERRUPT_SIGNAL: int | None = STACK_SIGNAL + 2 if hasattr(signal, "SIGRTMIN") else None
-"""Signal that makes a rank whose main thread runs Python code fail its test. None as for `FLIGHT_SIGNAL`."""
+"""Signal that makes a rank whose main thread runs Python code fail its test. None where `FLIGHT_SIGNAL` is."""
 
 
 def block_flight_signal() -> None:
@@ -54,7 +54,7 @@ _CRASHES = frozenset((signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGB
 
 
 def is_crash(number: int) -> bool:
-    """Return whether this signal is one that faulthandler handles: it writes the stacks before the process ends."""
+    """Return whether faulthandler handles this signal: it writes the stacks before the process ends."""
     return number in _CRASHES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 _LONGEST_TEXT = 1 << 20
-"""Number of characters of a test file that are searched for marks: those of a file of gigabytes would take seconds."""
+"""Number of characters of a test file that are searched for marks. A file of gigabytes would take seconds."""
 
 
 _DIGEST: pytest.StashKey[bytes] = pytest.StashKey()
@@ -18,7 +18,7 @@ _DIGEST: pytest.StashKey[bytes] = pytest.StashKey()
 
 
 class Children:
-    """The children of one collector as they were collected, before any plugin renames, reorders or selects them."""
+    """The children of a collector as they were collected, before any plugin renames, reorders or selects them."""
 
     def __init__(self, nodes: Sequence[pytest.Item | pytest.Collector]) -> None:
         self.names = [node.name for node in nodes]
@@ -38,7 +38,7 @@ class PlaceRecorder:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Record the places before other wrappers, as that of ``--lf``, leave out some of the children."""
+        """Record the places before other wrappers, such as ``--lf``, leave out some of the children."""
         report = yield
         if not isinstance(collector, pytest.Session | pytest.Directory):
             nodes = report.result or ()

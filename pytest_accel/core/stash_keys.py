@@ -18,7 +18,7 @@ SESSION: pytest.StashKey[Any] = pytest.StashKey()
 OWNERS: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkOwners`, on the config of each process from its `pytest_configure` on."""
 LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
-"""The `LaunchedSession`, on the config of a driver that a launcher has started as one of several processes."""
+"""The `LaunchedSession`, on the config of a driver that a launcher has started together with other processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
 VARIANT: pytest.StashKey[Any] = pytest.StashKey()

@@ -1,4 +1,4 @@
-"""Functions that write lines or warnings to the session's terminal, and one that makes text harmless for it."""
+"""Functions that write lines or warnings to the session's terminal, and a function that makes text harmless for it."""
 
 from __future__ import annotations
 

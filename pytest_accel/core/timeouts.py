@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GRACE = 3.0
-"""Seconds that the other ranks may continue after one has failed, since they may wait for it forever."""
+"""Seconds that the other ranks may continue after a rank has failed, since they may wait for it forever."""
 AFTER_DEATH = 0.6
 """Replaces `GRACE` if a rank has died and no other rank is at work: no result is expected from them."""
 START_TIMEOUT = 120.0

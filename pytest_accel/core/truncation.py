@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from os import fstat
 from typing import Any
@@ -11,6 +12,8 @@ _open = open  # A test may replace it.
 LAST_OUTPUT = 8_000
 """Maximum number of bytes or characters of a log that are shown."""
 _LONGEST_SECTION = 1 << 20
+_LONGEST_OUTPUT = 100_000
+"""Characters of the captured output in one report, without ``-vv``: about a thousand lines of all ranks together."""
 _LONGEST_LINE = 2_000
 _MOST_LINES = 120
 _GLOO_SOURCE = re.compile(r"\[[^\s\]]*/gloo/[^\s\]]*:\d+\] ")
@@ -19,12 +22,18 @@ _GLOO_ADVICE = re.compile(r"\.? This is typically caused by .*?before reporting 
 """The end of gloo's errors about a connection (gloo/transport/tcp/pair.cc)."""
 
 
-def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
-    """Return `text`, truncated in the middle to about `longest` characters."""
+def cut(text: str, longest: int = _LONGEST_SECTION, hint: str = "") -> str:
+    """Return `text`, truncated in the middle to about `longest` characters. The `hint` says where the rest is shown."""
     if len(text) <= longest:
         return text
     half = longest // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out{hint} …]\n{text[-half:]}"
+
+
+def cut_output(sections: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the `sections` of a report, titles and texts, truncated to about `_LONGEST_OUTPUT` characters in all."""
+    longest = _LONGEST_OUTPUT // max(len(sections), 1)
+    return [(title, cut(text, longest, "; -vv shows them")) for title, text in sections]
 
 
 def read_end(file: str | int, begin: int = 0, longest: int = 1_000_000) -> str:
@@ -63,7 +72,7 @@ def cut_lines(lines: list[str]) -> list[str]:
 
 
 def cut_gloo(text: str) -> str:
-    """Return `text` with gloo's error in it reduced to what has happened: ``gloo: Connection closed by peer ...``."""
+    """Return `text` with gloo's error in it reduced to the event: ``gloo: Connection closed by peer ...``."""
     return _GLOO_ADVICE.sub("", _GLOO_SOURCE.sub("gloo: ", text))
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, so that a reader never finds the half of one."""
+"""Files that are written whole or not at all, so that a reader never finds half a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import uuid
 
 
 def write(path: str, text: str) -> None:
-    """Replace the file `path` by one with `text`, in UTF-8; create its folder. Symbolic links are followed.
+    """Replace the file `path` by a file with `text`, in UTF-8; create its folder. Symbolic links are followed.
 
     Lone surrogates, which UTF-8 lacks, are written as escapes.
 
@@ -33,8 +33,8 @@ def write(path: str, text: str) -> None:
 def remove(path: str, beginnings: bytes) -> None:
     """Remove the file that an earlier session has written, if possible, so that it is not taken for this session's.
 
-    Raise FileExistsError for another file, such as the test file after an option whose value was forgotten: one that
-    is not empty, and whose first byte is none of `beginnings`.
+    Raise FileExistsError for another file, such as the test file after an option whose value was forgotten: the
+    file is not empty, and its first byte is none of `beginnings`.
     """
     if not os.path.isfile(path):  # For example a device such as /dev/null.
         return

@@ -16,11 +16,11 @@ class WorldKey:
 
     kind: str
     need: DeviceNeed | None
-    """Devices to lease for the whole world; None: the ranks run on the CPU, without a lease."""
+    """Devices to lease for the whole world; None for ranks on the CPU, without a lease."""
     ranks: int
     """Number of processes; 0 for devices of this machine that a test uses in its driver, without a world."""
     grouped: bool
-    """True if the ranks form a distributed world; False: one process that only has devices."""
+    """True if the ranks form a distributed world; False for a process that only has devices."""
     backend: str | None = None
     init: bool = True
     devices_per_rank: int = 0
@@ -28,13 +28,13 @@ class WorldKey:
     env: tuple[tuple[str, str], ...] = ()
     fresh: bool = False
     launcher: str | None = None
-    """Program that starts the ranks' processes; None: a fork server of the session forks them."""
+    """Program that starts the ranks' processes; None for a fork server of the session."""
     machines: int = 1
     """Minimum number of machines that the ranks must be on."""
     server: int = 0
     """Number of the fork server for a world that is not `grouped`."""
     fake_size: int | None = None
-    """Size of a fake process group, in which the world's one process is a rank; None: each rank is a process."""
+    """Size of a fake process group, in which the world's process is a rank; None if each rank is a process."""
 
     @property
     def about(self) -> str:
@@ -58,7 +58,7 @@ class WorldKey:
         return in_cluster and self.launcher is None and self.ranks > 0
 
     def needs(self, machines: Sequence[int]) -> dict[int, DeviceNeed]:
-        """Return the devices to lease on each machine, none if no lease is needed; `machines` has that of each rank."""
+        """Return the devices to lease on each machine, if any. `machines` has the machine of each rank."""
         counts = Counter(machines)
         return {
             machine: replace(

@@ -1,7 +1,7 @@
 """The features of the plugin: optional parts, each in a folder of its own, which plug into the kernel.
 
-`FEATURES` is the one table of them. The module ``features/NAME/hooks.py`` is a plugin of pytest: it implements hooks of
-pytest, and those by which the kernel calls features (``pytest_accel/hooks.py``). `register` registers it when the
+`FEATURES` is their only table. The module ``features/NAME/hooks.py`` is a plugin of pytest: it implements hooks of
+pytest, and hooks by which the kernel calls features (``pytest_accel/hooks.py``). `register` registers it when the
 session needs it; other sessions import none of its modules. The kernel knows no feature by name. To delete a feature,
 delete its folder, its row here, its names in ``pytest_accel.__init__``, and its tests in ``tests/features``.
 """
@@ -38,7 +38,7 @@ Condition = Callable[[pytest.Config], bool]
 
 
 class Feature(NamedTuple):
-    """One feature."""
+    """A feature, and when a session registers it."""
 
     name: str
     """Name of its folder."""
@@ -104,7 +104,7 @@ def _has_resources(config: pytest.Config) -> bool:
 
 
 def _owns_needs(config: pytest.Config) -> bool:
-    """Return whether marks ``needs`` are the plugin's. Without ``accel_resources``, a registered one is not."""
+    """Return whether marks ``needs`` are the plugin's. Without ``accel_resources``, the project may own them."""
     return _has_resources(config) or NEEDS not in registered(config.getini("markers"))
 
 

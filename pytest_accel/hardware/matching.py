@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.kinds import KINDS, published
 from pytest_accel.core.units import count_text, format_capability, format_memory
 from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
 from pytest_accel.hardware.shares import WHOLE, parts
@@ -65,14 +66,18 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
 
 def in_words(need: DeviceNeed, kind: str) -> str:
     """Return `need` as text: ``2 cuda devices with >= 40 GiB``. `kind` is the session's, ``none`` if it has none."""
-    count = count_text(need.count, noun(need.kind or kind))
+    count = counted(need.count, need.kind or kind)
     requirements = [one.text for one in _filters(need) if one.text]
     return f"{_share_of(need)}{count}{' with ' if requirements else ''}{' and '.join(requirements)}"
 
 
-def noun(kind: str) -> str:
-    """Return the word for one device of `kind`: ``cuda device``, ``CPU core``."""
-    return {"cores": "CPU core", "memory": "memory part", "none": "device"}.get(kind, f"{kind} device")
+def counted(count: int, kind: str) -> str:
+    """Return a number of devices, CPU cores or named resources: ``2 cuda devices``, ``1 license``, ``2 x license``."""
+    if (word := {"cores": "CPU core", "memory": "memory part", "none": "device"}.get(kind)) is not None:
+        return count_text(count, word)
+    if kind in KINDS or kind in published():
+        return count_text(count, f"{kind} device")
+    return f"1 {kind}" if count == 1 else f"{count} x {kind}"  # The name of a resource may have no plural: port-9000.
 
 
 def format_share(share: Share) -> str:

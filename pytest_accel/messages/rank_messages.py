@@ -124,7 +124,10 @@ class PhaseReport(Struct, frozen=True):
 
 
 class ExpectedEnd(Struct, frozen=True):
-    """An end of a rank that would be a failure if the test had not announced it. One field besides `rank` is set."""
+    """An end of a rank that would be a failure if the test had not announced it.
+
+    Exactly one of the fields below `rank` is set.
+    """
 
     rank: int | None = None
     """None for `UNEVEN_COLLECTIVES` only."""

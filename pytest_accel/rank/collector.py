@@ -87,8 +87,8 @@ class RankCollector:
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
         """Use one node for a directory in all collections: since pytest 9.1, it owns the fixtures of its conftest.
 
-        Of a directory, collect nothing but what leads to the file. pytest would look at all files in it again for each
-        file that is collected. Other classes of directories decide for themselves what is in them.
+        In a directory, collect only the path to the file. pytest would look at all files in it again for each file
+        that is collected. Other classes of directories decide for themselves what is in them.
         """
         node = yield
         if node is None:

@@ -151,7 +151,7 @@ def require(value: object) -> tuple[tuple[str, int], ...]:
 def resources(value: str) -> tuple[tuple[str, int], ...]:
     """Return pairs of a name and a number from text such as ``license: 2, memory: 64GiB, cores: auto``.
 
-    The number of ``memory`` is in bytes. With ``auto``, ``memory`` and ``cores`` are those that this process may use.
+    The number of ``memory`` is in bytes. With ``auto``, ``memory`` and ``cores`` are what this process may use.
     """
     from pytest_accel.core.units import parse_memory
     from pytest_accel.hardware.cpu_limits import cpu_slots, usable_memory

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
     """Pairs of a kind and the minimum number of its devices."""
     strict: bool = False
     share: str | None = None
-    """As given (`option_types.parse_share`); None: devices are exclusive."""
+    """The share as given (`option_types.parse_share`); None for exclusive devices."""
     busy: Literal["ignore", "skip", "wait"] = "ignore"
     wait: float | None = None
     timeout: float = 300.0
@@ -67,14 +67,14 @@ class Settings(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """Definition of one setting."""
+    """Definition of a setting."""
 
     read: str | Callable[[Any], Any]
-    """Converts text, or an ini value that pytest has converted; a name is that of a function in `option_types`."""
+    """Converts text, or an ini value that pytest has converted; a name stands for a function in `option_types`."""
     metavar: str | None
-    """None: the setting has no command line option, or it is a switch without a value."""
+    """The value in the help of its option; None for a switch, or a setting without an option."""
     ini: Literal["string", "bool", "args"] | None
-    """Type of its ini setting; None: it has none, since it is about one session (``addopts`` can give it)."""
+    """Type of its ini setting; None for a setting about one session, which ``addopts`` can give."""
     allowed: str
     """Allowed values, for error messages."""
     help: str
@@ -205,7 +205,7 @@ _OPTIONS: dict[str, _Option] = {
         "cores: auto",
     ),
 }
-"""The settings of a session, then those of a suite, which have no command line option (``-o accel_leaks=fail``)."""
+"""The settings of a session, then of a suite. The latter have no command line option (``-o accel_leaks=fail``)."""
 _PLAN = _Option(
     *("planned_machine", "KIND:N", None, ""),
     "show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with how many "
@@ -219,7 +219,7 @@ FILES = {
 }
 """The options with the path of a file to write, and their help."""
 BEGINNINGS = {RECORD: b"{", REPORT: b"<", LOG: b"012"}
-"""The possible first bytes of such a file, and of that of ``--accel-log``, whose lines begin with the time."""
+"""The possible first bytes of each file; the lines of ``--accel-log`` begin with the time."""
 _LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
@@ -262,7 +262,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def is_distributed(config: pytest.Config) -> bool:
-    """Return whether xdist distributes the tests of the session; `config` is that of the controller or of a worker."""
+    """Return whether xdist distributes the tests of the session; `config` is the controller's or a worker's."""
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")  # Workers have dist "no".
 
 
@@ -292,7 +292,7 @@ def find(config: pytest.Config, option: str) -> Any:
 
 
 def shows_in_ci() -> bool:
-    """Return True if GitHub should show the session's summary: not that of a session which a test has started."""
+    """Return True if GitHub should show the session's summary, since no test has started the session."""
     return bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
 
 
@@ -364,7 +364,7 @@ def sees_launchers(early_config: pytest.Config) -> bool:
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
-    """Return command line arguments for those of `options` that the command line or the environment sets."""
+    """Return command line arguments for the `options` that the command line or the environment sets."""
     words: list[str] = []
     for option in options:
         if (value := config.getoption(option, None)) is not None or (value := _from_environment(option)) is not None:

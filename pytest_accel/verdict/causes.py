@@ -21,7 +21,7 @@ class CauseKind(Enum):
     """The kinds of causes for which a phase of a test fails."""
 
     FAILED = "failed"
-    """A rank reported a failure; or what all ranks have reported together is one, such as failed subtests."""
+    """A rank reported a failure; or their reports together are a failure, such as failed subtests."""
     DIED = "died"
     HUNG = "hung"
     UNSTARTED = "unstarted"

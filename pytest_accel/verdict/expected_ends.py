@@ -2,7 +2,7 @@
 
 An end counts as announced only if every rank has announced the same ends, also the rank that ends so. A rank sends its
 announcements before its end, over the same connection: an announcement that arrives after the event is not accepted.
-Whatever differs from the announcements in any way is judged as if there were none.
+An end that differs from the announcements is judged as if there were none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def leave_nobody(ends: Sequence[ExpectedEnd], size: int) -> bool:
 
 
 def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
-    """Return whether `outcome`, that of the call, is the one in `ends` for its rank. Two for one rank are none."""
+    """Return whether `ends` has exactly one end for the rank of `outcome`, and the call has ended like that."""
     own = [end for end in ends if end.rank == outcome.rank]
     if len(own) != 1:
         return False
@@ -60,7 +60,7 @@ def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
 
 
 def marked(outcomes: Sequence[RankOutcome], announced: Sequence[Announced]) -> Sequence[RankOutcome]:
-    """Return `outcomes`, those of the call, with those marked as expected that all ranks have announced."""
+    """Return the `outcomes` of the call. Mark those as expected that all ranks have announced."""
     ends = agreed(announced) if len(announced) == len(outcomes) else ()
     return [one._replace(expected=is_expected(one, ends)) for one in outcomes] if ends else outcomes
 

@@ -59,7 +59,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     """The folders by which paths are shown."""
     findings: Findings = NOTHING
     is_subtest: bool = False
-    """True if the outcomes are those of a subtest in this phase."""
+    """True if the outcomes belong to a subtest in this phase."""
     failed_subtests: Mapping[str, int] = field(default_factory=dict)
     """The numbers of failed subtests and other checks of the phase, by the word for them; see `merged_subtests`."""
     failed_before: bool = False
@@ -73,7 +73,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     leaks: Literal["warn", "fail", "off"] = "fail"
     """Treatment of a leak."""
     late_errors: Sequence[str] = ()
-    """Errors of fixtures that were torn down after the test, because its world runs no further one."""
+    """Errors of fixtures that were torn down after the test, because its world runs no further test."""
     leak_errors: Sequence[str] = ()
     """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
 
@@ -107,7 +107,7 @@ def judge(phase: Phase) -> Verdict:
         properties=(*verdict.properties, *_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
-        # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
+        # If ranks end the phase, or a subtest, differently, a rank may have sent a message that nobody has read.
         # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
         retire=verdict.retire
         or (phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
@@ -124,7 +124,7 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     """
     is_announced = any(one.ends for one in phase.announced)
     ends = expected_ends.agreed(phase.announced)
-    # A rank that was stopped because of another one could not end as announced.
+    # A rank that was stopped because of another rank could not end as announced.
     done = {one.rank for one in phase.outcomes if one.expected or one.secondary}
     missing = [end for end in ends if end.rank is not None and end.rank not in done]
     faults = {rank: one.missing_faults for rank, one in enumerate(phase.announced) if one.missing_faults}
@@ -165,7 +165,7 @@ def _with_addition(verdict: Verdict, text: str) -> Verdict:
 
 
 def _seconds(outcome: RankOutcome) -> float:
-    """Return the duration of the phase in a rank, and of a later one in which the rank has ended: both are judged."""
+    """Return the duration of the phase in a rank, and of a later phase in which the rank has ended: both are judged."""
     ended = 0.0 if outcome.later is None else _seconds(outcome.later)
     if outcome.report is not None:
         return float(outcome.report.report.get("duration", 0.0)) + ended
@@ -372,11 +372,11 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
 def _put_above(longrepr: Any, line: str) -> None:
     """Put `line` above the traceback of a serialized failure, in place.
 
-    It is the only line of a first traceback in the chain. Plugins for reports read the last one, or `reprtraceback`.
+    The line is a traceback by itself, the first in the chain. Plugins for reports read the last, or `reprtraceback`.
     """
     chain = longrepr.get("chain") or copy.deepcopy([(longrepr["reprtraceback"], longrepr["reprcrash"], None)])
     entries = chain[0][0]["reprentries"]
-    blank = "" if entries and entries[0]["data"].get("style") == "long" else "\n"  # pytest puts one above a long entry.
+    blank = "" if entries and entries[0]["data"].get("style") == "long" else "\n"  # Long entries have it already.
     above = {"reprentries": [], "extraline": f"{line}{blank}", "style": "long"}
     longrepr["chain"] = [(above, None, None), *chain]
 

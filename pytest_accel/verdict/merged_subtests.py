@@ -1,7 +1,7 @@
-"""Merges the reports that a test makes in addition to those of its phases: one for each subtest. Pure functions.
+"""Merges the reports that a test makes in addition to the reports of its phases. Pure functions.
 
-Such a report is that of a subtest (of pytest, pytest-subtests or `unittest`), or one that code of the suite makes for a
-check that does not end the test.
+Such a report is about a subtest (of pytest, pytest-subtests or `unittest`), or about a check of the suite that does not
+end the test.
 
 A subtest passes only if every rank reports that it has passed. Ranks that skip it while others run it, and ranks that
 do not report it, disagree, as with a whole test. A check that only some ranks make is no disagreement.
@@ -30,7 +30,7 @@ class _Subtest(NamedTuple):
     """The reports of one subtest, by rank."""
 
     number: int
-    """Number of the subtest among those of the same description."""
+    """Number of the subtest among the subtests of the same description."""
     reports: dict[int, dict[str, Any]]
 
 
@@ -38,7 +38,7 @@ def merge(extras: Sequence[tuple[int, PhaseReport]], phase: Phase) -> list[dict[
     """Return one report for each subtest or check in `extras`, which the ranks have made in `phase`.
 
     A subtest that some ranks have not reported because the phase ended early for them is left out, unless it has
-    failed: the failure of the phase says what has happened.
+    failed: the failure of the phase is reported.
     """
     reports = [(rank, extra.report) for rank, extra in extras]
     subtests = [entry for entry in reports if _CONTEXT in entry[1]]

@@ -61,7 +61,7 @@ def compare_groups(finished: Mapping[int, Finished]) -> list[UnequalGroups]:
 def have_different_groups(finished: Mapping[int, Finished]) -> bool:
     """Return whether some ranks have a process group that others should have, too, or that changes the next names.
 
-    torch numbers groups in all ranks, and derives the names of those that only their members make from their number.
+    torch numbers groups in all ranks, and derives from the number the name of a group that only its members make.
     """
     held: dict[tuple[str, tuple[int, ...]], set[int]] = {}
     for rank, left in finished.items():

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import CAUSE
+from pytest_accel.core.truncation import cut_output
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.causes import Cause
@@ -26,7 +27,7 @@ class Verdict(Struct, frozen=True):
     cause: Cause | None = None
     """The cause of a failure; None for another outcome, and for a test that was not sent to its ranks."""
     error: ExceptionSketch | None = None
-    """The exception of the rank whose failure this is; None if no rank has reported one."""
+    """The exception of the rank whose failure this is; None if no rank has reported an exception."""
     longrepr: Any = None
     """pytest's representation of the failure, serialized as pytest does it."""
     sections: tuple[tuple[str, str], ...] = ()
@@ -34,7 +35,7 @@ class Verdict(Struct, frozen=True):
     wasxfail: str | None = None
     """The reason of an xfail mark that a rank added while the test ran; None if there was none."""
     duration: float = 0.0
-    """Seconds of the slowest rank, also of one that did not report because it died, hung or was stopped."""
+    """Seconds of the slowest rank, which may have died, hung or been stopped without a report."""
     properties: tuple[tuple[str, object], ...] = ()
     """Name and value of the user properties of the ranks, labelled by rank where ranks differ."""
     rank_data: Mapping[int, dict[str, Any]] = field(default_factory=dict)
@@ -42,15 +43,15 @@ class Verdict(Struct, frozen=True):
     warnings: tuple[WarningSketch, ...] = ()
     """Warnings of all ranks, to be replayed in the driver."""
     leak_warnings: tuple[str, ...] = ()
-    """Leaks of which the user has to be warned, one line for each."""
+    """A line about each leak, as a warning for the user."""
     kill_reason: str | None = None
-    """Why the ranks must be killed after this test; None: no reason."""
+    """Why the ranks must be killed after this test; None if they need not be."""
     retire: bool = False
     """True if the ranks must not run another test, but can shut down cleanly."""
     ranks: tuple[RankPhase, ...] = ()
     """The phase in each rank."""
     place: tuple[str, int] | None = None
-    """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
+    """File and line of a failure that a rank has reported; None if `longrepr` has them."""
     ended_ranks: frozenset[int] = frozenset()
     """Ranks whose end is part of a reported failure."""
 
@@ -77,7 +78,7 @@ class Verdict(Struct, frozen=True):
             # Use the ranks' duration: the driver receives the reports of all phases when the test has ended.
             report.duration, report.stop = self.duration, report.start + self.duration
             call.duration, call.stop = self.duration, call.start + self.duration
-        report.sections.extend(self.sections)
+        report.sections.extend(self.sections if item.config.get_verbosity() >= 2 else cut_output(self.sections))
         if self.wasxfail is not None and not report.failed:
             report.wasxfail = self.wasxfail
         if self.longrepr is None or report.passed:

@@ -46,7 +46,7 @@ RAISED: dict[CauseKind, type[RankError]] = {
     CauseKind.DISAGREED: RanksDisagree,
     CauseKind.LEAKED: LeftBehind,
 }
-"""The exception that is raised in the driver for each kind of cause if no rank has reported one."""
+"""The exception that is raised in the driver for each kind of cause if no rank has reported an exception."""
 
 _NOT_RUN = "accel_not_run"
 _REPORTED: pytest.StashKey[set[str]] = pytest.StashKey()
@@ -73,7 +73,7 @@ def put_cause_first(report: pytest.TestReport, error: BaseException | None) -> N
 
 
 def stand_in(sketch: ExceptionSketch) -> BaseException:
-    """Return an exception with the type (if this process has it) and text of the one that was raised in a rank.
+    """Return an exception with the type (if this process has it) and text of an exception in a rank.
 
     Marks (``xfail(raises=...)``) and plugins (reruns by exception) check the type's name, its bases and the text. The
     original object is not sent, since it may be impossible to pickle, or to unpickle in another process.

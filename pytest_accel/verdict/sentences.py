@@ -1,6 +1,6 @@
 """All sentences about ranks that a user reads: in reports of failures, on the terminal, and in the session's summary.
 
-The other modules have causes, outcomes and findings as data, and ask this one for the text when a report is made.
+The other modules have causes, outcomes and findings as data, and ask this module for the text when a report is made.
 Pure functions, except that the source lines at which ranks stand are read from their files.
 """
 
@@ -45,7 +45,7 @@ _MORE_LINES = 6
 _MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
 
 COULD_RUN = "could run the test"
-"""The predicate of a rank in a test that another rank cannot run."""
+"""Text on a rank that could run the test, in the report of a rank that could not."""
 
 # Why a world is killed although its test has passed
 
@@ -62,7 +62,7 @@ _EXITS = {
     ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }
 _PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
-"""The causes whose text is a participle."""
+"""The causes whose text needs ``was`` or ``were`` in a sentence: ``was lost with the machine``."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
 _EVENTS = {
@@ -337,7 +337,7 @@ def _remedy(leak: Leak) -> str:
 
 
 def kill_reason(finished: Finished) -> str | None:
-    """Return why a rank must be killed after a test that it has finished like this; None: no reason."""
+    """Return why a rank must be killed after a test that it has finished like this, or None."""
     if finished.device_error:
         return f"the test left a device unusable: {finished.device_error}"
     if lasting := next((leak for leak in finished.leaks if leak.lasting), None):
@@ -442,7 +442,7 @@ def place_of(outcome: RankOutcome) -> tuple[str, int] | None:
 
 
 def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
-    """Return the text of `_describe` without what the message of the failure says."""
+    """Return the text of `_describe` without the message of the failure."""
     text = root.ending if root.report is None else _without_message(root, folders)
     if wasxfail(root) is not None:
         text = _describe_briefly(root, folders, number)
@@ -521,7 +521,7 @@ def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> st
 
 
 def _describe_end(outcome: RankOutcome, folders: Folders, number: int) -> str:
-    """Return how a rank ended in a later phase than the judged one."""
+    """Return how a rank ended in a later phase than the judged phase."""
     text = _describe_briefly(outcome, folders, number)
     return text if outcome.hang is not None or outcome.ending == "died" else f"{outcome.ending}: {text}"
 
@@ -645,7 +645,7 @@ def collective_lines(stacks: Mapping[int, str], findings: Findings, folders: Fol
 def _wait_lines(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
     """Return lines on each group in which a rank waits. `places` has the ranks' known places in the code.
 
-    The lines say "unknown" about a rank without a record, such as a dead one.
+    The lines say "unknown" about a rank without a record, such as a dead rank.
     """
     lines: list[str] = []
     for wait in waits(records):

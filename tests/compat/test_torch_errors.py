@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from pytest_accel.compat.torch_errors import add_hint, explain
@@ -54,6 +56,13 @@ def test_a_port_in_use_is_explained(text: str) -> None:
     assert found is not None
     assert "free_port" in found
     assert explain(RuntimeError(_LISTEN_FAILED), grouped=True) is None
+
+
+def test_a_port_in_use_of_a_socket_is_explained_in_ranks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use") as raised:
+        socket.create_server(server.getsockname())
+    assert explain(raised.value, grouped=True) == "the fixture free_port has a port that no other test uses"
+    assert explain(raised.value, grouped=False) is None
 
 
 def test_causes_are_searched_unless_the_error_is_an_assertion() -> None:

@@ -43,6 +43,16 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
         @pytest.mark.devices(1)
         def test_one_process(modle):
             pass
+
+
+        @pytest.fixture(scope="module")
+        def wide(shared_tmp_path):
+            pass
+
+
+        @pytest.mark.distributed(2, kind="cpu")
+        def test_scopes(wide):
+            pass
         """,
     )
     source = """
@@ -72,6 +82,7 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
     assert _summary(run, "test_one_process") == "fixture 'modle' not found"
     assert "ranks 0-1: failed\n" in run.failure("test_fixture")
     assert ">       available fixtures: " in run.failure("test_fixture")
+    assert "ranks 0-1: failed at test_it.py:25\n" in run.failure("test_scopes")
     assert _summary(run, "test_m") == "test_missing.py cannot be imported in the ranks: No module named 'not_there'"
     assert "E   ModuleNotFoundError: No module named 'not_there'" in run.failure("test_m")
     assert "of 2 on" not in run.failure("test_m")
@@ -205,7 +216,7 @@ def test_mistakes_with_process_groups_are_explained(suite: Suite) -> None:
         logging.getLogger("mine").warning("own record")
 >       dist.init_process_group("gloo")
 E       ValueError: trying to initialize the default process group twice!
-E       the default group exists already; use @pytest.mark.distributed(init=False) to make your own
+E       the default group exists already: leave this call out, or use @pytest.mark.distributed(init=False)
 
 test_it.py:"""
     )

@@ -243,10 +243,16 @@ def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
         @pytest.mark.distributed(2)
         def test_no_group():
             raise ValueError("Default process group has not been initialized, please make sure to call init")
+
+
+        @pytest.mark.distributed(2)
+        def test_port():
+            raise RuntimeError("The server socket has failed to listen ... message: address already in use")
         """,
     )
     run = suite.run("-n2")
-    assert run.count() == {"FAILED": 2, "ERROR": 1}
+    assert run.count() == {"FAILED": 3, "ERROR": 1}
+    assert "uses a port that is held for the test" in run.failure("test_port")
     text = "the mark `distributed` of this test is the project's own, so pytest-accel ran it without ranks and devices"
     assert run.text.count(f"{text}: `accel_marks = distributed:own` hands the mark over") == 3
     assert "this test has no @pytest.mark.distributed" not in run.text

@@ -36,6 +36,12 @@ def long_failures(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
         def test_message(rank):
             raise ValueError(str(list(range(9000 + rank))))
+
+
+        def test_output(rank):
+            for line in range(9000):
+                print(f"line {line} of rank {rank}")
+            assert False
         """,
     )
     return suite
@@ -43,7 +49,7 @@ def long_failures(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 def test_long_failures_are_truncated(long_failures: Suite) -> None:
     run = long_failures.run("--junitxml=report.xml")
-    assert run.count() == {"FAILED": 3}
+    assert run.count() == {"FAILED": 4}
     close, lists, message = (run.failure(f"test_{name}") for name in ("close", "lists", "message"))
     assert "at index (3, 4)" in close
     assert "    Greatest absolute difference: 1.0 at index (3, 5) (up to 1e-05 allowed)" in close
@@ -54,11 +60,17 @@ def test_long_failures_are_truncated(long_failures: Suite) -> None:
     assert "characters left out; -vv shows them" in message
     assert "8997, 8998, 8999" in message
     assert len(message) < 5_000
-    assert (long_failures.path / "report.xml").stat().st_size < 40_000
+    output = run.failure("test_output")
+    assert "line 0 of rank 0" in output
+    assert "line 8999 of rank 1" in output
+    assert output.count("characters left out; -vv shows them") == 2
+    assert len(output) < 110_000
+    assert (long_failures.path / "report.xml").stat().st_size < 240_000
 
 
 @pytest.mark.long
 def test_long_failures_are_complete_on_request(long_failures: Suite) -> None:
-    run = long_failures.run("-vv", "-k", "message")
+    run = long_failures.run("-vv", "-k", "message or output")
     assert "left out" not in run.text
     assert "4498, 4499, 4500, 4501" in run.failure("test_message")
+    assert "line 4500 of rank 0" in run.failure("test_output")

@@ -14,8 +14,10 @@ PYTEST = (
 
 image = (
     modal.Image.debian_slim(python_version="3.12")
+    # pytest-accel is not on PyPI yet: its wheel is in the folder third_party of your project.
+    .add_local_dir("third_party", "/third_party", copy=True)
+    .run_commands("python -m pip install /third_party/pytest_accel-*.whl")
     .pip_install_from_pyproject("pyproject.toml", optional_dependencies=["test"])
-    .pip_install("pytest-accel")
     .workdir("/root/project")
     .add_local_dir(".", "/root/project", ignore=[".git", ".venv", "**/__pycache__"])
 )

@@ -1,4 +1,4 @@
-"""The checks of the doctor: each looks at a part of this machine, and yields what it finds.
+"""The checks of the doctor: each looks at a part of this machine, and yields its results.
 
 They import no torch, initialize no device runtime and write nothing. A temporary process imports the fork server's
 modules, to see whether ranks can be forked. The check of the network sends nothing: it opens the port of `MASTER_ADDR`
@@ -47,7 +47,7 @@ _Result = tuple[State, str, str]
 
 
 class Finding(NamedTuple):
-    """One result of a check."""
+    """A result of a check."""
 
     check: str
     state: State
@@ -85,7 +85,7 @@ def check(settings: Settings) -> list[Finding]:
     """
     machine = machine_for(settings)
     found: dict[str, Inventory] = {}
-    broken: dict[str, None] = {}  # If the kind of the session is broken, its error is that of each kind.
+    broken: dict[str, None] = {}  # If the kind of the session is broken, each kind has its error.
     for kind in kinds():
         try:
             found[kind] = machine.of(kind)
@@ -191,7 +191,7 @@ def _forks(subject: _Subject) -> Iterator[_Result]:
 
 
 def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> str:
-    """Import `modules` after those of every fork server in a temporary process.
+    """Import the modules of every fork server in a temporary process, and then `modules`.
 
     Return why ranks cannot be forked after that; an empty text if they can.
     """
@@ -221,9 +221,9 @@ _DONE = "done"
 
 
 def import_and_report() -> None:
-    """Run in the temporary process: write a line before each import, and one for a failure or the end.
+    """Run in the temporary process: write a line before each import, and at a failure or the end.
 
-    Its arguments are the file for the lines, and the names of more modules.
+    The arguments of the process are the file for the lines, and the names of more modules.
     """
     report, *modules = sys.argv[1:]
     with open(report, "w", buffering=1, encoding="utf-8") as lines:

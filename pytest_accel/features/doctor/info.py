@@ -17,7 +17,7 @@ from pytest_accel.leases.locks import who_holds
 from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 
 FORMAT = 1
-"""Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""
+"""Version of the JSON document. Increased when a key is removed or changes its meaning, not when a key is added."""
 _HEADS = ["#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links"]
 _HEADS += ["held by", "used by"]
 

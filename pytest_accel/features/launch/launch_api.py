@@ -57,9 +57,9 @@ class Launch:
         """Run `script` with `args` under `launcher`, wait for its end, and return the result.
 
         `script` is a path, or a module's name if `module` is True. A relative path is looked up in the test file's
-        folder, then in the working directory. `nproc` is the number of processes; by default one for each device of the
-        test, or 1 if it has none. `env` are environment variables for the processes; None removes one. After `timeout`,
-        in seconds or as ``"5min"``, all processes are killed. `launcher_args` are extra flags for the launcher.
+        folder, then in the working directory. `nproc` is the number of processes, by default the number of the test's
+        devices, or 1. `env` are environment variables for the processes; None removes a variable. After `timeout`, in
+        seconds or as ``"5min"``, all processes are killed. `launcher_args` are extra flags for the launcher.
 
         Raise :class:`LaunchError` for an exit status other than 0, and :class:`LaunchTimeout` after the timeout. Raise
         ValueError for an argument that is not allowed. Skip the test if the launcher is not installed.
@@ -116,7 +116,7 @@ class Launch:
             "PYTHONFAULTHANDLER": "1",  # A rank that dies of a signal shows its stack.
             "GLOO_SOCKET_IFNAME": loopback_interface(),  # Gloo would resolve the host's name, which may fail.
             **{name: value for name, value in os.environ.items() if name not in of_a_rank},
-            # A new interpreter adds the standard library and what is after it by itself.
+            # A new interpreter adds the standard library and the entries after it by itself.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path[: sys.path.index(os.path.dirname(os.__file__))])),
         }
         for kind in reversed(() if self._accelerators else OWN_KINDS):  # ``rocm`` would remove a variable of ``cuda``.

@@ -1,6 +1,6 @@
 """From a launcher's job (a script and its resources) to its command line and environment.
 
-The flags are those of torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (``commands/launch.py``), DeepSpeed
+The flags belong to torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (``commands/launch.py``), DeepSpeed
 0.19 (``launcher/runner.py``), Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19 (their ``--help``), and Slurm 22.05
 (srun(1)). The tests run all of them but Intel MPI.
 """

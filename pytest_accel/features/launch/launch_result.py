@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_accel.core.signals import signal_name
 
 LAUNCHER = "launcher"
-"""Name of the files ``launcher.out`` and ``launcher.err``; for those of ranks see `rank_program`."""
+"""Name of the files ``launcher.out`` and ``launcher.err``; for the files of ranks see `rank_program`."""
 _LINES, _STACK_LINES = 20, 200  # maximum number of lines of each stream in an error's text, and of stacks at its end
 _TORCHRUN_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")  # In the summary of its agent.
 _FATAL = "Fatal Python error: "
@@ -45,7 +45,7 @@ class LaunchResult:
 
 
 def outputs(folder: Path) -> list[tuple[str, str, Path]]:
-    """Return name, stream and path of each file with output: those of the ranks in order, and of the launcher."""
+    """Return name, stream and path of each file with output: first of the ranks in order, then of the launcher."""
     ranks = sorted((path.stem for path in folder.glob("*.err") if path.stem.isdecimal()), key=int)
     return [(name, end, folder / f"{name}.{end}") for name in (*ranks, LAUNCHER) for end in ("out", "err")]
 

@@ -56,7 +56,7 @@ def _write_stacks(reaper_pid: int, folder: Path) -> None:
     """Have the ranks write their stacks, and wait until they have ended."""
     ranks = {int(path.read_bytes() or 0) for path in folder.glob("*.pid")}
     processes = psutil.Process(reaper_pid).children(recursive=True)
-    # Stop the others first: when a launcher sees one rank end, it terminates those that have not written their stacks.
+    # Stop the others first: when a launcher sees one rank end, it terminates ranks that have not written their stacks.
     for process in sorted(processes, key=lambda one: one.pid in ranks):
         with suppress(psutil.Error):
             process.send_signal(signal.SIGABRT if process.pid in ranks else signal.SIGSTOP)

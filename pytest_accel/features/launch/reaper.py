@@ -42,7 +42,7 @@ def main(packages: str, status: str, *command: str) -> None:
 
 
 def _kill_descendants() -> list[int]:
-    """Kill and reap all descendants of this program; return the process ids of those that live on after `_TIMEOUT`."""
+    """Kill and reap all descendants of this program; return the process ids of the survivors after `_TIMEOUT`."""
     import psutil
 
     deadline = monotonic() + _TIMEOUT

@@ -1,7 +1,7 @@
 """The scheduler of xdist's controller, and the rule by which it gives a free worker its next test.
 
-The page ``docs/project/architecture.md`` ("The order of tests") has the rule in words, and says what a hint is. The
-index of a hint is that of its test with the number of tests subtracted, which denotes the same item of a list.
+The page ``docs/project/architecture.md`` ("The order of tests") has the rule in words, and explains hints. The
+index of a hint is the index of its test minus the number of tests, which denotes the same item of a list.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCARCE = 0.8
 
 
 class AccelScheduling:
-    """A plugin of the controller, and its scheduler: xdist's own one, replaced after the collection if a test needs it.
+    """A plugin of the controller, and its scheduler: xdist's, until the collection shows that a test needs another.
 
     xdist has no hook after the collection that could replace it. Its header shows the name of this class.
     """
@@ -77,7 +77,7 @@ class RunOrder:
         self.collection = [task.nodeid for task in tasks]
         self.nodes: list[Any] = []
         self.idle: list[Any] = []
-        """The workers that wait for a test. The last one was the last to run one."""
+        """The workers that wait for a test. The last of them was the last to run a test."""
         self._tasks, self._seconds, self._workers = tasks, seconds_of(tasks), workers
         self._left, self._loads = 0, defaultdict[object, float](float)
         self._waiting: dict[Need, dict[str, deque[int]]] = {task.need: {} for task in tasks}
@@ -100,7 +100,7 @@ class RunOrder:
         self.nodes.append(node)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """Have a worker wait for tests. Exit if one in place of a dead one has collected others: xdist would wait."""
+        """Have a worker wait for tests. Exit if a replacement has collected other tests: xdist would wait."""
         if self._left and list(collection) != self.collection:
             pytest.exit(
                 f"worker {node.gateway.id} has collected other tests than the workers before it, so {self._left} "
@@ -148,7 +148,7 @@ class RunOrder:
             yield self.idle.pop(), index
 
     def end(self, worker: Any) -> int:
-        """Free what the test of `worker` holds, and return the test."""
+        """Free the devices and resources of the test of `worker`, and return the test."""
         index = self._runs.pop(worker)
         self._free.update({kind: self._free[kind] + part for kind, _, part in self._tasks[index].need})
         return index
@@ -157,7 +157,7 @@ class RunOrder:
         """Start the next test of an idle worker, and return it; None if none fits."""
         waiting = [need for need, modules in self._waiting.items() if modules]
         urgent = URGENT * max(self._loads.values())
-        # One worker begins with the small tests, so that long ones are found while large ones can run beside them.
+        # One worker begins with the small tests, so that long tests are found while large tests can run beside them.
         small = not self._scarce and worker == next(iter(self._last), worker)
         # The part of the devices that the other idle workers need for their tests.
         reserved = self._scarce * (len(self.idle) - 1) * min((size(need) for need in waiting), default=0.0)
@@ -182,7 +182,7 @@ class RunOrder:
         return None
 
     def _next(self, need: Need, worker: Any, urgent: float = inf) -> int:
-        """Return the waiting test of `need` for `worker`: an urgent one, else of its module, else of no worker's."""
+        """Return the waiting test of `need` for `worker`: an urgent test, else of its module, else of no worker's."""
         modules, busy = self._waiting[need], {task.module for task in self._last.values()}
         first, own = next(iter(modules)), self._last.get(worker, Task("")).module
         if self._seconds[modules[first][0]] >= urgent:

@@ -68,9 +68,9 @@ def add(path: Path, many: Iterable[Entries]) -> Entries:
 
 
 def recall(config: pytest.Config) -> Entries:
-    """Return the stored times: those of the file of ``--accel-durations``, without this option those of pytest's cache.
+    """Return the times in the file of ``--accel-durations`` or, without this option, in pytest's cache.
 
-    What is not valid in the cache counts as empty.
+    Invalid content of the cache counts as empty.
     """
     path, cache = _path(config), getattr(config, "cache", None)
     try:
@@ -105,9 +105,9 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Store the times in the cache or the file; with ``--accel-shard`` in one beside it, ``durations.2-of-4.json``.
+        """Store the times in the cache or the file; with ``--accel-shard`` in ``durations.2-of-4.json`` beside it.
 
-        If the jobs changed the file that they read, those that start later would divide the tests in another way.
+        If the jobs changed the file that they read, jobs that start later would divide the tests in another way.
         """
         config: Any = session.config
         path, shard = _path(config), config.stash[SESSION].settings.shard

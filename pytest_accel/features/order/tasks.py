@@ -22,7 +22,7 @@ SLOTS = "CPU slot"
 """The kind of ranks that run on the CPU."""
 Need = tuple[tuple[str, int, float], ...]
 """The needs of a test, for its world and each lease of its driver: the kind, the number, and the part of all devices.
-Only the pool knows which devices are free, and which have what a test asks for."""
+Only the pool knows which devices are free, and which fit a test."""
 Planned = Sequence[tuple[pytest.Item, ItemPlan | None]]
 """Tests with their plans; None for tests without marks."""
 
@@ -47,7 +47,7 @@ def planned(items: Iterable[pytest.Item]) -> Planned:
 
 
 def missing(item: pytest.Item, plan: ItemPlan | None) -> str | None:
-    """Return why `item` cannot run, whose marks have this `plan` (None: it has none); None if it can."""
+    """Return why `item` cannot run, or None. `plan` is the plan of its marks; None if it has none."""
     return item.stash.get(DRIVER_LEASES, DriverLeases(())).missing if plan is None else plan.missing
 
 

@@ -14,7 +14,7 @@ from pytest_accel.features.order.tasks import SLOTS, Need, Task, need_of, planne
 from pytest_accel.features.planning.forecast import Span, critical_path, simulate
 from pytest_accel.features.planning.selection import skip_reason
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.matching import noun
+from pytest_accel.hardware.matching import counted
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -100,8 +100,10 @@ def _about(tasks: Sequence[Task], machine: Machine, requested: int | None) -> It
 
 def takes(need: Need, machine: Machine) -> str:
     """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
-    nouns = {SLOTS: SLOTS, **{kind: noun(kind) for kind in machine.resources}}
-    return ", ".join(count_text(count, nouns.get(kind, "device")) for kind, count, _ in need)
+    return ", ".join(
+        counted(count, kind) if kind in machine.resources else count_text(count, SLOTS if kind == SLOTS else "device")
+        for kind, count, _ in need
+    )
 
 
 def clock(seconds: float) -> str:

@@ -2,11 +2,11 @@
 
 A plugin that collects or writes something works on rank 0, and the other ranks have it read-only or not at all.
 
-- `rows`: what a plugin has collected on rank 0 and the driver adds to its own data, a row for each plugin.
-- `restrictions`: what ranks other than 0, or all ranks, must not do with a plugin.
+- `rows`: data that a plugin has collected on rank 0 and the driver adds to its own, a row for each plugin.
+- `restrictions`: uses of a plugin that ranks other than 0, or all ranks, refuse.
 - `refusals`: uses of plugins that cannot work with marked tests.
 - `junit`, `allure`, `benchmark`, `snapshots`: plugins that need more.
 
-A module is imported only in sessions that have marked tests and have loaded its plugin. Other plugins lose what they
-collect in ranks; a conftest can bring it to the driver with two hooks, as docs/reference/plugins.md shows.
+A module is imported only in sessions that have marked tests and have loaded its plugin. Other plugins lose the
+data of ranks; a conftest can bring them to the driver with two hooks, as docs/reference/plugins.md shows.
 """

@@ -49,7 +49,7 @@ def in_driver(config: pytest.Config) -> object | None:
 
 
 def _containers(listener: Any) -> list[Any]:
-    """Return the open containers of `listener`: one for each fixture that is set up."""
+    """Return the open containers of `listener`: a container for each fixture that is set up."""
     items, kind = listener.allure_logger._items, named("allure_commons.model2", "TestResultContainer")
     return [item for item in map(items.get, list(items)) if isinstance(item, kind)]
 

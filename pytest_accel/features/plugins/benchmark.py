@@ -24,7 +24,7 @@ _ABOUT = ("name", "fullname", "group", "extra_info", "iterations")
 
 
 def in_rank(config: pytest.Config) -> object:
-    """Return the plugin that sends what a rank has measured."""
+    """Return the plugin that sends the measurements of a rank."""
     context = config.stash[RANK]
     session: Any = config.pluginmanager.get_plugin(_NAME)
     was_disabled, session.disabled = session.disabled, True  # With an unknown release, functions run once.
@@ -37,7 +37,7 @@ def in_rank(config: pytest.Config) -> object:
 
 
 def _run_least_rounds(fixture: Any, runner: object) -> tuple[float, int, range]:
-    """Return duration, iterations and range of a round, in place of those that are measured."""
+    """Return duration, iterations and range of a round, without measuring them."""
     fixture._warmup = fixture._precision = None  # Both end by a rank's own times.
     return math.inf, 1, range(1)
 
@@ -67,7 +67,7 @@ class _InRank:
 
 
 class _InDriver:
-    """Adds the statistics of a marked test to those of pytest-benchmark's session: one entry for a test."""
+    """Adds the statistics of a marked test to pytest-benchmark's session, as an entry for each test."""
 
     def __init__(self, session: Any, fixture: Any) -> None:
         self._session, self._fixture = session, fixture

@@ -28,7 +28,7 @@ def _of(config: pytest.Config, log: Any) -> object | None:
 
 
 class _Junit:
-    """Sends what fixtures have recorded in the `log` of a rank, or adds it to that of the driver."""
+    """Sends the records of fixtures in the `log` of a rank, or adds them to the log of the driver."""
 
     def __init__(self, log: Any, rank: Any) -> None:
         self._log, self._rank = log, rank

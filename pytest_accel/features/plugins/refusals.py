@@ -63,7 +63,7 @@ def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
 
 
 def _changes_source(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    """Return whether inline-snapshot changes source by values in the driver, which lacks those of marked tests.
+    """Return whether inline-snapshot changes source by values in the driver, which lacks the values of marked tests.
 
     ``review``, a default flag at a terminal, asks first.
     """

@@ -25,7 +25,7 @@ def _failing(text: str) -> Callable[..., NoReturn]:
 
 
 def approvaltests(config: pytest.Config) -> None:
-    """Only rank 0 verifies: a rank could remove the received file of another one before that compares."""
+    """Let only rank 0 verify: a rank could remove the received file of another rank before this compares."""
     text = "verify() of ApprovalTests works in rank 0 alone: all ranks would write the same files; use `if rank == 0:`"
     approver = named("approvaltests.file_approver", "FileApprover")
     approver.verify = staticmethod(_failing(text)) if config.stash[RANK].rank else approver.verify

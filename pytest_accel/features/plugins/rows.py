@@ -15,7 +15,7 @@ from pytest_accel.messages.rank_data import PLAIN_TYPES
 from pytest_accel.rank.context import RANK
 
 UNKNOWN_RELEASE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
-"""Errors that an unknown release of a plugin may cause: one that lacks names which are used."""
+"""Errors that an unknown release of a plugin may cause because it lacks names that are used."""
 
 
 class Row(NamedTuple):
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     plugin: str
     """Its name (`refusals.registered_name`)."""
     read: Callable[[pytest.Item, pytest.TestReport], Any]
-    """Returns the data after a phase on rank 0; empty: there is none."""
+    """Returns the data after a phase on rank 0, which may be empty."""
     add: Callable[[pytest.Item, pytest.TestReport, Any], object]
     """Adds this data to the item or the report in the driver."""
 
@@ -36,7 +36,7 @@ class Row(NamedTuple):
         return {"failed": report.failed, "data": to_plain(data)} if data else None
 
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, Any]) -> None:
-        """Add the data of the first rank that has failed in the driver; else, that of rank 0."""
+        """Add in the driver the data of the first rank that has failed, else of rank 0."""
         of_rank = next((one for one in sent.values() if one["failed"]), sent.get(0))
         if of_rank is not None:
             self.add(item, report, of_rank["data"])

@@ -1,4 +1,4 @@
-"""pytest-snapshot and syrupy: each rank compares with what is stored and only collects changes.
+"""pytest-snapshot and syrupy: each rank compares with the stored snapshots and only collects changes.
 
 The driver makes the changes on which all ranks agree.
 """
@@ -29,7 +29,7 @@ class Changes:
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
         self.compared: set[str] = set()
-        """Names of the snapshots that the test has read: other ranks may only change those that differ."""
+        """Names of the snapshots that the test has read: other ranks may only change other snapshots."""
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         """Return the changes of a phase, even if there are none: the driver waits for all ranks."""
@@ -66,7 +66,7 @@ def _fail(report: pytest.TestReport, text: str) -> None:
 
 
 def _lines(value: Any) -> list[str]:
-    """Return the lines of a snapshot that a rank would store; None: it would delete the snapshot."""
+    """Return the lines of a snapshot that a rank would store. `value` is None if it would delete the snapshot."""
     data = value[-1] if isinstance(value, list) else value
     text = data.decode(errors="backslashreplace") if isinstance(data, bytes) else str(data)
     return [line if line.isprintable() else repr(line) for line in text.splitlines()]
@@ -151,7 +151,7 @@ def syrupy(config: pytest.Config) -> Changes:
 class Syrupy:
     """Writes syrupy's snapshots by the session of the driver.
 
-    For that session, marked tests are skipped ones: it keeps their snapshots, and does not count them.
+    That session takes marked tests for skipped tests: it keeps their snapshots, and does not count them.
     """
 
     def __init__(self, config: pytest.Config) -> None:

@@ -17,7 +17,7 @@ from pytest_accel.features.record.timeline import TestRun, sessions_of
 RAN = ("failed", "error", "xpassed", "passed", "xfailed")
 """The statuses of a test that was started and has a verdict."""
 _STRONGEST_FIRST = (*RAN, "missing hardware", "skipped", "not run", "deselected")
-"""All statuses. Of several runs of a test, the one counts whose status comes first."""
+"""All statuses. If a test ran several times, the status counts that comes first here."""
 
 
 class Outcome(NamedTuple):
@@ -38,7 +38,7 @@ class JobTests(NamedTuple):
 
 
 def read_job(path: str) -> JobTests:
-    """Return the tests of the session with the record `path`. Raise :class:`RecordError` for one that was killed."""
+    """Return the tests of the session with the record `path`. Raise :class:`RecordError` if the session was killed."""
     (session,) = sessions_of([read_record(path)])
     if (collected := session.collected) is None:
         raise RecordError(f"{path} does not say what became of each test: its session was killed before it ended")
@@ -58,7 +58,7 @@ def read_job(path: str) -> JobTests:
 
 
 def _outcome(run: TestRun) -> Outcome | None:
-    """Return the outcome of a run; None for one without a verdict, and for one that a plugin repeats."""
+    """Return the outcome of a run; None if it has no verdict, or a plugin repeats it."""
     verdict = run.verdict
     if run.missing:
         return Outcome("missing hardware", run.missing)

@@ -42,7 +42,7 @@ class _Trace:
         """Numbers of processes, threads and collectives."""
 
     def add_workers(self, session: Session, name: str) -> None:
-        """Add what the processes that run pytest did: phases of tests, and waits for worlds."""
+        """Add the phases of tests and the waits for worlds of the processes that run pytest."""
         process = self._process(name)
         for worker in sorted({test.worker for test in session.tests}):
             tests = [test for test in session.tests if test.worker == worker]
@@ -59,7 +59,7 @@ class _Trace:
                         self._slice(thread, "wait", (wait.requested.at, wait.leased), test=name, why=wait.why)
 
     def add_ranks(self, session: Session, name: str) -> None:
-        """Add what the ranks of each world did: their start, and the phases of tests."""
+        """Add the start of the ranks of each world, and the phases of tests in them."""
         process = self._process(name)
         for number, start in session.worlds.items():
             ready = session.ready.get(number)

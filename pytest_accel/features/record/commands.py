@@ -19,7 +19,7 @@ _MAKERS = {
     "report": ("report_page:page", "an HTML page"),
     "summary": ("github_summary:summary", "a summary in GitHub's Markdown"),
 }
-"""The function that makes each file of sessions, and what it is. Only the module of the wanted one is imported."""
+"""The function that makes each kind of file, and its description. Only the module of the wanted kind is imported."""
 
 
 def check_report(path: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from pytest_accel.core.record_events import Moment, RankPhase
+from pytest_accel.core.record_events import RankPhase, Timestamp
 
 SCHEMA = 1
 """Version of the events. It changes if a field is removed or changes its meaning, not if fields or events are added."""
@@ -22,9 +22,9 @@ class RankPlace(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One line of a record. An event has some of the fields; the others have the values below."""
+    """A line of a record. An event has some of the fields; the others have the values below."""
 
-    at: Moment
+    at: Timestamp
     host: str
     pid: int
     event: str
@@ -66,8 +66,8 @@ class Event(Struct, frozen=True):
     worker: str = ""
     when: str = ""
     outcome: str = ""
-    start: Moment = 0.0
-    stop: Moment = 0.0
+    start: Timestamp = 0.0
+    stop: Timestamp = 0.0
     file: str = ""
     line: int | None = None
     ranks: tuple[RankPhase, ...] = ()

@@ -23,7 +23,7 @@ _FAILURES: tuple[Verdict, ...] = ("failed", "error", "unfinished")
 _VERDICTS: tuple[Verdict, ...] = (*_FAILURES, "passed", "skipped", "xfailed", "xpassed", "rerun")
 _MOST_ROWS = 50
 _MOST = 10
-"""Tests in the lists of the slowest ones and of the longest waits."""
+"""Number of tests in the lists of the slowest tests and of the longest waits."""
 _SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
 _LONGEST = 300  # Characters of a cell.
 _ENTITIES = str.maketrans({one: f"&#{ord(one)};" for one in "&<>\"'`*_{}[]()|~#!$@^\\"})
@@ -102,7 +102,7 @@ def _code(text: str) -> str:
 
 
 def _failures_of(tests: Iterable[TestRun]) -> list[TestRun]:
-    """Return the tests that failed or did not end; those that failed first come first."""
+    """Return the tests that failed or did not end, in the order in which they ended."""
     return sorted((test for test in tests if test.verdict in _FAILURES), key=lambda test: test.span.stop)
 
 

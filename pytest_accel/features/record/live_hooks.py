@@ -47,8 +47,8 @@ _PLUGIN = "accel-live"
 def register(session: AccelSession) -> None:
     """Register the hooks, unless that has been done. Call this in the controller, while nothing is captured.
 
-    No-op without a terminal reporter, if the output has no file descriptor, if no thread can be started, or if code of
-    the suite forbids what the hooks need.
+    No-op without a terminal reporter, if the output has no file descriptor, if no thread can be started, or if a
+    function that the suite has replaced raises.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
@@ -57,7 +57,7 @@ def register(session: AccelSession) -> None:
                 terminal = TerminalFile(session.config, has_status=_can_have_status(session.config))
                 plugins.register(LiveHooks(session, terminal), _PLUGIN)
         except Exception as error:
-            # A conftest may have replaced a function of the standard library by one that raises.
+            # A conftest may have replaced a function of the standard library by a function that raises.
             if raised_in_suite(error) is None:
                 raise
 
@@ -70,7 +70,7 @@ class LiveHooks:
         self._worker = worker_of_starting_test(session.config)
         self._terminal = terminal
         self._running: dict[str, tuple[str, float, str]] = {}
-        """The test that each worker runs (without xdist, the one with an empty name), since when, and its phase."""
+        """By worker: its test, the begin of the test, and the phase. Without xdist, the only name is empty."""
         self._worker_of: dict[str, str] = {}
         """The worker that has started each test."""
         self._requests: SimpleQueue[bool] = SimpleQueue()
@@ -165,7 +165,7 @@ def _can_have_status(config: pytest.Config) -> bool:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return (
         type(reporter) is pytest.TerminalReporter
-        and bool(reporter.isatty)  # A method that is also a truth value; a plain one before pytest 9.
+        and bool(reporter.isatty)  # A method that is also a truth value; only a method before pytest 9.
         and environ.get("TERM", "") not in ("", "dumb")
         and "CI" not in environ
         and config.get_verbosity() > -2
@@ -174,7 +174,7 @@ def _can_have_status(config: pytest.Config) -> bool:
 
 
 def _is_free(number: int) -> bool:
-    """Return whether the action of a signal is the default one; without ``/proc``, as far as Python knows."""
+    """Return whether a signal has its default action; without ``/proc``, as far as Python knows."""
     with suppress(OSError):  # Python does not know the handlers of `faulthandler.register`.
         caught = Path("/proc/self/status").read_text(encoding="utf-8").partition("SigCgt:")[2].split()[0]
         if int(caught, 16) >> (number - 1) & 1:

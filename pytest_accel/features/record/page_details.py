@@ -85,7 +85,7 @@ def _where(phase: Event) -> str:
 
 
 def _facts(test: TestRun, devices: str) -> Iterator[tuple[str, str]]:
-    """Yield names and values; those that a test does not have are empty."""
+    """Yield names and values. A value that the test does not have is empty."""
     wait, world = test.wait, test.world
     yield "verdict", test.verdict
     yield "ran", f"{seconds_text(test.span.seconds)}, from {clock(test.span.start)}"

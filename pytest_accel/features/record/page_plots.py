@@ -36,7 +36,7 @@ _TOOLTIP = """
 <div>@n{devices}</div>
 """
 _CELL = 'return accel.tests === null ? "" : accel.tests[format][value]'
-"""The text of a column, by the row of a test. `accel` is that of `page_script`."""
+"""The text of a column, by the row of a test. `page_script` defines `accel`."""
 _CHOOSE = "accel.choose(bars.selected.indices.length ? bars.data.n[bars.selected.indices[0]] : -1)"
 
 

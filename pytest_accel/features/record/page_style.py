@@ -15,10 +15,10 @@ COLOURS: dict[Verdict, str] = {
     "rerun": "#56b4e9",
     "xpassed": "#e69f00",
     "passed": "#009e73",
-    "xfailed": "#8a9ba8",
+    "xfailed": "#9a8b4f",
     "skipped": "#a0a0a0",
 }
-"""Colours of areas that colour-blind people can tell apart (Okabe and Ito). Those of words are in `PAGE`.
+"""Colours of areas that colour-blind people can tell apart (Okabe and Ito). `PAGE` has the colours of words.
 
 Verdicts that a reader looks for come first: this is the order of rows in the table of tests.
 """
@@ -31,7 +31,7 @@ PAGE = """
   --page: #ffffff; --panel: #f6f8fa; --ink: #1f2328; --muted: #59636e; --line: #d1d9e0; --accent: #0969da;
   --chosen: #e6f0fe;
   --failed: #b14a00; --error: #a8447d; --unfinished: #5b4fc0; --rerun: #0b6ea8; --xpassed: #8a5a00; --passed: #007352;
-  --xfailed: #55656f; --skipped: #5f6368;
+  --xfailed: #6a5c22; --skipped: #5f6368;
   --bokeh-base-font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
   --bokeh-mono-font: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace;
   --bokeh-font-size: 13px;
@@ -45,7 +45,7 @@ PAGE = """
     --page: #0d1117; --panel: #161b22; --ink: #e6edf3; --muted: #9198a1; --line: #30363d; --accent: #58a6ff;
     --chosen: #1b3350;
     --failed: #ff8a3d; --error: #e29cc4; --unfinished: #a79eff; --rerun: #79c8f5; --xpassed: #f0b429;
-    --passed: #3fcf9f; --xfailed: #a9b8c3; --skipped: #b4b4b4;
+    --passed: #3fcf9f; --xfailed: #cbbf85; --skipped: #b4b4b4;
   }
 }
 * { box-sizing: border-box; }

@@ -32,7 +32,7 @@ class RecordFile:
     """
 
     def __init__(self, path: str | None) -> None:
-        """Replace the file `path`, or keep events in memory without one. Raise :class:`RecordError` if that fails."""
+        """Replace the file `path`; with None, keep events in memory. Raise :class:`RecordError` if that fails."""
         self.name = path or "the record of the session"
         self.error: str | None = None
         """The first error of writing, after which nothing is written."""
@@ -43,7 +43,7 @@ class RecordFile:
             raise RecordError(f"{self.name} cannot be written: {error.strerror}") from None
 
     def __call__(self, event: str, /, **fields: object) -> None:
-        """Write an event; no-op after an error, and in a process forked from this one."""
+        """Write an event; no-op after an error, and in a process forked from this process."""
         if self.error is not None or getpid() != self._process["pid"]:
             return
         data = {"at": round(time(), 6), **self._process, "event": event, **fields}
@@ -53,10 +53,10 @@ class RecordFile:
             text = json.dumps(msgspec.to_builtins(data), ensure_ascii=False) + "\n"
             line = re.sub("[\ud800-\udfff]", lambda match: f"\\\\u{ord(match[0]):x}", text).encode()
         try:
-            if self._file.write(line) < len(line):
-                self.error = f"{self.name} could not be written in full: no space left"
+            while line := line[self._file.write(line) :]:
+                pass  # A full disk takes a part. The rest raises the error.
         except OSError as error:
-            self.error = f"{self.name} could not be written: {error.strerror}"
+            self.error = f"{self.name} is not complete: {error.strerror}"
 
     def read(self) -> list[Event]:
         """Return the events so far. Raise :class:`RecordError` if the file cannot be read."""
@@ -74,7 +74,7 @@ class RecordFile:
 
 
 def _new_file(path: str) -> IO[bytes]:
-    """Return the new file `path`; an old one is removed. Raise OSError."""
+    """Return the new file `path`; an old file is removed. Raise OSError."""
     whole_file.check_folder(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

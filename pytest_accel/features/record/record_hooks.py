@@ -1,7 +1,7 @@
 """Record what happens in a session, and make files of the record. Registered only for a session that is recorded.
 
-The process that runs a test adds what only it knows to the reports. The controller writes the events: its hooks those
-of tests, and the pool those of devices, worlds and waits. The files are made when the session has ended.
+The process that runs a test adds details to the reports. In the controller, hooks write the events of tests, and the
+pool the events of devices, worlds and waits. The files are made when the session has ended.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CollectedTests:
 
 
 class RecordHooks:
-    """Writes the events of the session and its tests, and at the end what is made of them. In the controller only."""
+    """Writes the events of the session and its tests, and at the end page and summary. In the controller only."""
 
     def __init__(
         self, session: AccelSession, file: RecordFile, record: str | None, report: str | None, *, in_ci: bool
@@ -162,11 +162,12 @@ class RecordHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Record the end after all other plugins have handled it: they may change the exit status."""
+        if not self._session.is_forked_copy:
+            self._record_collection()
         try:
             return (yield)
         finally:
             if not self._session.is_forked_copy:
-                self._record_collection()
                 self._file("SessionFinished", status=int(session.exitstatus))
                 if (error := self._file.error or self._make_files()) is not None:
                     self._session.show(f"accel: {error}")
@@ -202,9 +203,9 @@ class RecordHooks:
         return None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Show which files there will be."""
+        """Show which files there will be; after an error, the end of the session shows that alone."""
         for kind, path in (("record", self._record), ("report", self._report)):
-            if path is not None:
+            if path is not None and self._file.error is None:
                 terminalreporter.write_sep("-", f"accel: {kind} of the session: {path}")
 
     def pytest_unconfigure(self) -> None:
@@ -239,7 +240,7 @@ def phase(report: pytest.TestReport, folders: Folders) -> dict[str, Any]:
             inside = path.startswith(folders.root + os.sep)
             fields["place"] = os.path.relpath(path, folders.root) if inside else path, place[1]
         text = report.longreprtext
-        # The text of a missing fixture has lines of errors; that of a doctest ends with the type of the error.
+        # The text of a missing fixture has lines of errors; the text of a doctest ends with the type of the error.
         errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
         headline = (errors or text.strip().splitlines()[-1:] or [""])[0] if crash is None else str(crash.message)
         fields["headline"] = headline.strip().partition("\n")[0]

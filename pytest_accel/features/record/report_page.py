@@ -30,7 +30,7 @@ _COLUMNS = (
     ("devices", "devices", "devices"),
     ("peak", "peak (GiB)", "number wide"),
 )
-"""Key, title and CSS classes of the columns of the table. A narrow window does not show those that are `wide`."""
+"""Key, title and CSS classes of the columns of the table. A narrow window does not show `wide` columns."""
 _TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -162,7 +162,7 @@ def _columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str,
 
 
 def _summary(session: Session) -> dict[str, Any]:
-    """Return what the page says of a session as a whole."""
+    """Return the facts of the page about a session as a whole."""
     counts = Counter(test.verdict for test in session.tests)
     facts = [session.host, clock(session.span.start), f"took {seconds_text(session.span.seconds)}"]
     if session.started.shard is not None:

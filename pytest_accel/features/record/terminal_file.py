@@ -58,7 +58,7 @@ class TerminalFile:
             return written
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write whole lines below the unfinished one, and repeat that below them."""
+        """Write whole lines below the unfinished line, and repeat this below them."""
         with self._lock:
             self._write("".join(["\n" if self._line else "", *(f"{line}\n" for line in lines), self._line]))
 

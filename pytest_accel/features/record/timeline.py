@@ -1,4 +1,4 @@
-"""What happened in one or several recorded sessions: the runs of tests, the worlds, and the use of devices over time.
+"""The runs of tests, the worlds, and the use of devices over time, in one or several recorded sessions.
 
 Pure functions of the events. Times are seconds since the epoch, of the clock of the machine that reported them.
 """
@@ -62,7 +62,7 @@ class Wait:
 
 @dataclass(slots=True)
 class TestRun:
-    """One run of a test. A test that a plugin runs again has several."""
+    """A run of a test. A test that a plugin runs again has several runs."""
 
     __test__ = False  # pytest would collect the class.
 
@@ -131,19 +131,19 @@ class TestRun:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds that the test ran, times the number of its devices; a part of one counts as a fraction."""
+        """Seconds that the test ran, times the number of its devices; a part of a device counts as a fraction."""
         return self.span.seconds * sum(share for lane, share in self.lanes.items() if lane.session is None)
 
 
 @dataclass(slots=True)
 class Session:
-    """One recorded session."""
+    """A recorded session."""
 
     started: Event
     span: Period
     """From its first event to its last."""
     finished: Event | None = None
-    """None if the session was killed."""
+    """The last event; None if the session was killed."""
     collected: Event | None = None
     machines: dict[int, str] = field(default_factory=dict)
     """The names of its machines by number."""
@@ -183,10 +183,10 @@ def covered(periods: Iterable[tuple[float, float]]) -> float:
 
 
 def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun]]]]:
-    """Return the tests on each device and worker of `sessions`, those of devices without a test too, in rows.
+    """Return the tests on each device and worker of `sessions`, in rows; a device without a test has an empty row.
 
-    Lanes are in the order of their hosts; of one host, devices in the order of their indices come before workers. In
-    a row, no test begins before the one before it has ended: a lane has several rows if tests shared it.
+    Lanes are in the order of their hosts; on a host, devices in the order of their indices come before workers. In
+    a row, no test begins before the previous test has ended: a lane has several rows if tests shared it.
     """
     indices = {lane: device.index for session in sessions for lane, device in session.devices.items()}
     rows: dict[Lane, list[list[TestRun]]] = {lane: [[]] for lane in indices}

@@ -56,10 +56,10 @@ def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> No
     tasks = [Task(f"test_{number}", need, 3.0) for number, need in enumerate(needs)]
     machine = PretendedMachine(DEVICES, "sim", {"license": 2})
     assert [takes(task.need, machine) for task in tasks[:5]] == [
-        "2 license devices",
-        "1 license device",
-        "1 CPU slot, 1 license device",
-        "1 device, 2 license devices",
+        "2 x license",
+        "1 license",
+        "1 CPU slot, 1 license",
+        "1 device, 2 x license",
         "",
     ]
     spans = simulate(tasks, 4)

@@ -168,10 +168,39 @@ def test_writing_stops_with_an_error_if_the_disk_is_full(file: RecordFile) -> No
         file("TestStarted", test="test_it.py::test_one")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert file.error == f"{file.name} could not be written in full: no space left"
+    assert file.error == f"{file.name} is not complete: File too large"
     file("TestStarted", test="test_it.py::test_two")
     file.close()
     assert [event.event for event in read_record(file.name)] == ["SessionStarted"]
+
+
+def test_a_session_says_once_that_its_record_is_not_complete(suite: Suite) -> None:
+    suite.without_torch()
+    limit = 16_000
+    suite.write(
+        "test_it.py",
+        f"""
+        import resource
+
+        import pytest
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+        @pytest.mark.parametrize("number", range({limit // 8}))
+        def test_left_out(number):
+            pass
+
+
+        def test_plain():
+            pass
+        """,
+    )
+    run = suite.run("-k", "plain", "--accel-record=r.jsonl")
+    run.expect({"test_plain": "PASSED"})
+    said = [line for line in (run.text + run.errors).splitlines() if "r.jsonl" in line]
+    assert said == [f"accel: {suite.path / 'r.jsonl'} is not complete: File too large"]
+    assert run.ret == 1
 
 
 def _first(**changes: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import shutil
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.__main__ import main
+from pytest_accel.features.record.page_style import COLOURS, PAGE
 from tests.features.conftest import Suite
 from tests.features.record.conftest import VERDICTS, Recorded, ran, write_events
 
@@ -208,6 +211,17 @@ def _check_table(page: Page) -> None:
     for reverse in (False, True):
         header.click()
         assert _column(page, 1) == sorted(_tests(page)["test"], reverse=reverse)
+
+
+def test_the_colours_of_any_two_verdicts_differ() -> None:
+    words: dict[str, list[str]] = {}
+    for name, colour in re.findall(r"--(\w+): (#[0-9a-f]{6})", PAGE):
+        words.setdefault(name, []).append(colour)
+    light, dark = ({verdict: words[verdict][scheme] for verdict in COLOURS} for scheme in (0, 1))
+    for colours in (COLOURS, light, dark):
+        for one, other in itertools.combinations(colours, 2):
+            parts = [bytes.fromhex(colours[name][1:]) for name in (one, other)]
+            assert math.dist(*parts) >= 40, f"{one} {colours[one]} looks like {other} {colours[other]}"
 
 
 @pytest.mark.long

@@ -149,7 +149,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
                     item.add_marker(pytest.mark.distributed([1, 2]))
         """,
     )
-    license_missing = "needs 3 license devices; there are 2: 2 x license"
+    license_missing = "needs 3 x license; there are 2: 2 x license"
     memory_missing = "needs 4 CPU cores; there are 3: 3 x cores; needs 5 memory parts; there are 4: 4 x memory (1 GiB)"
     run = suite.run("-rs")
     assert run.count() == {"SKIPPED": 5}

@@ -120,7 +120,7 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
                 suite.start("test_alone.py", *(("-n2",) if output is outputs[0] else ()), terminal=file.fileno())
             )
     for output in outputs:
-        wait_for_line(output, "waits for 1 license device: license-0 is held by pid ")
+        wait_for_line(output, "waits for 1 license: license-0 is held by pid ")
     sessions[2].process.send_signal(signal.SIGINT)
     assert exit_status(sessions[2]) == pytest.ExitCode.INTERRUPTED
     (suite.path / "go").touch()
@@ -205,7 +205,7 @@ def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: Bac
     for output, name, line in zip(
         outputs,
         ("test_both.py", "test_kept.py"),
-        ("test_both waits for 1 b device: b-0 is held", "test_second waits for 1 a device: a-0 is held"),
+        ("test_both waits for 1 b: b-0 is held", "test_second waits for 1 a: a-0 is held"),
         strict=True,
     ):
         with output.open("w") as file:
