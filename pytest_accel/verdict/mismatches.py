@@ -7,7 +7,7 @@ compare numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Literal
 
 from msgspec import Struct
 
@@ -15,30 +15,20 @@ from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import Channel, Finished, UnawaitedCollective
 
 
-class UnequalCollectives(Struct, frozen=True):
-    """The ranks issued different numbers of collectives in a process group."""
+class Mismatch(Struct, frozen=True):
+    """The ranks issued different numbers of collectives in a process group, or made different numbers of groups."""
 
-    detail: ClassVar[str] = "collectives"
+    detail: Literal["collectives", "process groups"]
     """The `Cause.detail` of a failure for this."""
-    group: str
-    """Name of the group, or `DEFAULT_GROUP`."""
-    members: tuple[int, ...]
     numbers: Mapping[int, int]
-    """By rank: the number since the group was made."""
+    """By rank. Collectives are counted since the group was made."""
+    group: str = ""
+    """Name of the group with the collectives, or `DEFAULT_GROUP`."""
+    members: tuple[int, ...] = ()
+    """The ranks of that group."""
 
 
-class UnequalGroups(Struct, frozen=True):
-    """The ranks made different numbers of process groups."""
-
-    detail: ClassVar[str] = "process groups"
-    numbers: Mapping[int, int]
-    """By rank."""
-
-
-Mismatch = UnequalCollectives | UnequalGroups
-
-
-def compare_collectives(finished: Mapping[int, Finished]) -> list[UnequalCollectives]:
+def compare_collectives(finished: Mapping[int, Finished]) -> list[Mismatch]:
     """Return the process groups in which the ranks issued different numbers of collectives."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank, left in finished.items():
@@ -46,16 +36,14 @@ def compare_collectives(finished: Mapping[int, Finished]) -> list[UnequalCollect
             if number is not None:
                 groups.setdefault((name, members), {})[rank] = number
     return [
-        UnequalCollectives(name, members, numbers)
-        for (name, members), numbers in groups.items()
-        if len(set(numbers.values())) > 1
+        Mismatch("collectives", numbers, *group) for group, numbers in groups.items() if len(set(numbers.values())) > 1
     ]
 
 
-def compare_groups(finished: Mapping[int, Finished]) -> list[UnequalGroups]:
+def compare_groups(finished: Mapping[int, Finished]) -> list[Mismatch]:
     """Return the numbers of process groups that the ranks made in the test; nothing if all are equal."""
     numbers = {rank: left.groups_by_test for rank, left in finished.items()}
-    return [UnequalGroups(numbers)] if len(set(numbers.values())) > 1 else []
+    return [Mismatch("process groups", numbers)] if len(set(numbers.values())) > 1 else []
 
 
 def have_different_groups(finished: Mapping[int, Finished]) -> bool:

@@ -34,7 +34,7 @@ from pytest_accel.messages.rank_messages import (
     When,
 )
 from pytest_accel.verdict.causes import Consequence, consequence
-from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch
 
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
@@ -273,21 +273,16 @@ def failed_subtests(numbers: Mapping[str, int]) -> str:
 
 def describe_mismatch(one: Mismatch) -> str:
     """Return a line about the mismatch."""
-    match one:
-        case UnequalCollectives(group, members, numbers):
-            return (
-                f"the ranks issued different numbers of collectives in {group_label(group)} "
-                f"({ranks_text(members)}), counted since the group was made: {_by_rank(numbers)}"
-            )
-        case UnequalGroups(numbers):
-            return (
-                f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
-                "dist.new_group, also one that is no member, unless use_local_synchronization=True"
-            )
-
-
-def _by_rank(numbers: Mapping[int, int]) -> str:
-    return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
+    numbers = ", ".join(f"rank {rank}: {number}" for rank, number in sorted(one.numbers.items()))
+    if one.detail == "collectives":
+        return (
+            f"the ranks issued different numbers of collectives in {group_label(one.group)} "
+            f"({ranks_text(one.members)}), counted since the group was made: {numbers}"
+        )
+    return (
+        f"the ranks made different numbers of process groups: {numbers}; every rank must call "
+        "dist.new_group, also one that is no member, unless use_local_synchronization=True"
+    )
 
 
 def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], folders: Folders) -> list[str]:
