@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import Channel, Finished, UnawaitedCollective
+from pytest_accel.messages.rank_messages import Finished, UnawaitedCollective
 
 
 class Mismatch(Struct, frozen=True):
@@ -72,8 +72,6 @@ def unawaited_collectives(finished: Mapping[int, Finished]) -> dict[UnawaitedCol
 
 def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
     """Return whether messages of any test or fixture are still on their way, or are awaited."""
-    if not any(left.messages for left in finished.values()):
-        return False
     groups = {(name, members) for left in finished.values() for name, (members, _) in left.collectives.items()}
     for name, members in groups:
         # A rank that has destroyed the group has left nothing in it.
@@ -82,17 +80,13 @@ def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
             for rank, left in finished.items()
             if left.collectives.get(name, ((), 0))[0] == members
         }
-        tags = {tag for messages in ranks.values() for _, _, tag in messages}
-        if any(_has_unmet(rank, tag, members, ranks) for rank in ranks for tag in tags):
-            return True
+        for tag in {tag for messages in ranks.values() for _, _, tag in messages}:
+            for receiver, received in ranks.items():
+                rest = [
+                    sent.get((False, members.index(receiver), tag), 0)
+                    - received.get((True, members.index(sender), tag), 0)
+                    for sender, sent in ranks.items()
+                ]
+                if min(rest) < 0 or sum(rest) != received.get((True, None, tag), 0):
+                    return True
     return False
-
-
-def _has_unmet(receiver: int, tag: int, members: tuple[int, ...], ranks: Mapping[int, Mapping[Channel, int]]) -> bool:
-    """Return whether messages with a tag to the rank `receiver` have not met, by the numbers of each of the `ranks`."""
-    received = ranks[receiver]
-    rest = [
-        sent.get((False, members.index(receiver), tag), 0) - received.get((True, members.index(sender), tag), 0)
-        for sender, sent in ranks.items()
-    ]
-    return min(rest) < 0 or sum(rest) != received.get((True, None, tag), 0)
