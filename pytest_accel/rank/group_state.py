@@ -37,9 +37,12 @@ def label(group: ProcessGroup) -> str:
     return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
 
 
-def group_names() -> frozenset[str]:
-    """Return the names of this rank's process groups."""
-    return frozenset(str(group.group_name) for group in all_groups())
+def labels() -> dict[str, str | None]:
+    """Return the label of each process group of this rank, by the group's name; None for a group of a device mesh.
+
+    torch has no function to destroy the groups of a mesh.
+    """
+    return {str(one.group_name): None if one.group_desc.startswith("mesh_") else label(one) for one in all_groups()}
 
 
 def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | None]]:

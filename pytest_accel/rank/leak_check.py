@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.compat import torch_api
 from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import allocated_memory, grown_memory
-from pytest_accel.rank.leftovers import Spawned, find, left_groups, left_running
+from pytest_accel.rank.leftovers import Spawned, find, left_running
 
 if TYPE_CHECKING:
     import pytest
@@ -45,8 +46,8 @@ class _Seen(NamedTuple):
     spawned: Spawned
     settings: process_state.State
     memory: dict[str, int]
-    groups: frozenset[str]
-    """Names of the process groups."""
+    groups: dict[str, str | None]
+    """The labels of the process groups (`group_state.labels`)."""
     created: int
     """Number of groups that torch has created."""
     rpc: int
@@ -88,7 +89,7 @@ class LeakCheck:
             find() if self._is_on else frozenset(),
             process_state.read() if self._is_on else (),
             allocated_memory(context) if self._is_on else {},
-            group_state.group_names() if grouped else frozenset(),
+            group_state.labels() if grouped else {},
             group_state.created_count() if grouped else 0,
             torch_api.rpc_initialisations(),
         )
@@ -105,11 +106,13 @@ class LeakCheck:
             after = self._after
             if self._is_on:
                 found += process_state.restore(before.settings, after.settings, now.settings)
-            groups = (after.groups - before.groups) & now.groups
+            new = after.groups.keys() - before.groups.keys()
+            groups = [label for name, label in now.groups.items() if name in new]
             self._left_groups += len(groups)
             if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it keeps.
                 found += left_running((after.spawned - before.spawned) & now.spawned)
-                found += left_groups(groups)
+                # A default process group is in the way of the next test that makes one.
+                found += [Leak(LeakKind.GROUP, one, lasting=one == DEFAULT_GROUP) for one in groups if one is not None]
                 if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
                     found += grown_memory(context, before.memory)
             if after.rpc != before.rpc and torch_api.rpc_is_running():

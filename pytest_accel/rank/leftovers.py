@@ -1,4 +1,4 @@
-"""Processes, threads and process groups that outlive the test that has started them.
+"""Processes and threads that outlive the test that has started them.
 
 Runs in ranks only.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from gc import collect
 from os import getpid, waitid
@@ -20,10 +20,8 @@ import psutil
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
-from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import Leak, LeakKind
-from pytest_accel.rank import group_state
 
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
@@ -123,17 +121,3 @@ def _may_stay(thread: Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_name == "_worker" and code.co_filename.endswith(_EXECUTOR)
-
-
-def left_groups(names: Collection[str]) -> list[Leak]:
-    """Return those of the groups `names` that have not been destroyed.
-
-    The groups of a device mesh are left out, because torch has no function to destroy them.
-    """
-    labels = [
-        group_state.label(group)
-        for group in group_state.all_groups()
-        if str(group.group_name) in names and not group.group_desc.startswith("mesh_")
-    ]
-    # A default process group is in the way of the next test that makes one.
-    return [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in labels]

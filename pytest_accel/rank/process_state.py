@@ -63,20 +63,6 @@ def _put_path(path: tuple[str, ...]) -> None:
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path and is_library(f"{entry}/"))]
 
 
-_OF_PYTHON: dict[str, _Setting] = {
-    "the working directory": (_folder, chdir),
-    "the umask": (_umask, umask),
-    _PATH: (lambda: tuple(sys.path), _put_path),
-    "sys.argv": (lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
-    "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
-    "the level of the root logger": (lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
-    _ALARM: (lambda: _ON if getitimer(ITIMER_REAL)[0] else "off", lambda _: setitimer(ITIMER_REAL, 0)),
-    "the user (real and effective id)": (lambda: f"{getuid()} and {geteuid()}", _cannot),
-    "the group (real and effective id)": (lambda: f"{getgid()} and {getegid()}", _cannot),
-    "the supplementary groups": (lambda: str(sorted(getgroups())), _cannot),
-}
-
-
 def _torch(path: str = "") -> Any:
     """Return torch, or what is at the `path` in it."""
     torch = sys.modules["torch"]
@@ -93,7 +79,17 @@ def _functions(get: str, put: str) -> _Setting:
     return lambda: _torch(get)(), lambda value: _torch(put)(value)
 
 
-_OF_TORCH: dict[str, _Setting] = {
+_SETTINGS: dict[str, _Setting] = {
+    "the working directory": (_folder, chdir),
+    "the umask": (_umask, umask),
+    _PATH: (lambda: tuple(sys.path), _put_path),
+    "sys.argv": (lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
+    "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
+    "the level of the root logger": (lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
+    _ALARM: (lambda: _ON if getitimer(ITIMER_REAL)[0] else "off", lambda _: setitimer(ITIMER_REAL, 0)),
+    "the user (real and effective id)": (lambda: f"{getuid()} and {geteuid()}", _cannot),
+    "the group (real and effective id)": (lambda: f"{getgid()} and {getegid()}", _cannot),
+    "the supplementary groups": (lambda: str(sorted(getgroups())), _cannot),
     "torch's default dtype": _functions("get_default_dtype", "set_default_dtype"),
     # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
     "torch's default device": (
@@ -112,14 +108,14 @@ _OF_TORCH: dict[str, _Setting] = {
     "torch.backends.cuda.matmul.fp32_precision": _attribute("backends.cuda.matmul", "fp32_precision"),
     "torch's float32 matmul precision": _functions("get_float32_matmul_precision", "set_float32_matmul_precision"),
 }
-"""torch's settings. Many suites choose deterministic algorithms in a test and never reset them."""
+"""Settings by name. Many suites choose torch's deterministic algorithms in a test and never reset them."""
 
 
-def _read_torch() -> dict[str, object]:
-    """Return the values of torch's settings; nothing before torch is imported. What cannot be read is left out."""
+def _read_settings() -> dict[str, object]:
+    """Return the values of the settings in the table. What cannot be read is left out, as torch's before its import."""
     found: dict[str, object] = {}
-    for name, (get, _) in _OF_TORCH.items() if "torch" in sys.modules else ():
-        with suppress(AttributeError, RuntimeError):
+    for name, (get, _) in _SETTINGS.items():
+        with suppress(AttributeError, KeyError, RuntimeError):
             found[name] = get()
     return found
 
@@ -142,10 +138,7 @@ def _distributed() -> Mapping[str, Any]:
 
 
 _KINDS = (
-    _Kind(
-        "{}", lambda: {name: get() for name, (get, _) in _OF_PYTHON.items()}, lambda name, old: _OF_PYTHON[name][1](old)
-    ),
-    _Kind("{}", _read_torch, lambda name, old: _OF_TORCH[name][1](old)),
+    _Kind("{}", _read_settings, lambda name, old: _SETTINGS[name][1](old)),
     _Kind("the environment variable {}", raw_environment, _set_variable),
     _Kind("the handler of {}", _handlers, lambda name, old: signal(Signals[name], old)),
     _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(_torch("distributed"), name, old)),
@@ -191,8 +184,8 @@ def _is_no_leak(kind: _Kind, name: Any, was: Any, became: Any) -> bool:
         kind.read is _distributed
     ):  # A submodule or a counter may change. A function that the suite has patched is a leak.
         return not isinstance(was, FunctionType) or _is_of_library(became)
-    if kind.read is _read_torch:
-        return was is None  # torch has been imported by the test.
+    if was is None and kind.read is _read_settings:  # torch has been imported by the test.
+        return True
     if name == _PATH:
         return _without_libraries(was) == _without_libraries(became)
     return bool(name == _ALARM and was == _ON)  # The alarm timer of a fixture may have expired.
