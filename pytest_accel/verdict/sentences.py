@@ -7,7 +7,7 @@ Pure functions, except that the source lines at which ranks stand are read from 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import cut_end, cut_gloo
-from pytest_accel.diagnostics.collectives import Collective, Difference, Record, waiting_in, waits
+from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
@@ -65,6 +65,7 @@ _PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text is a participle."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
+_SILENT = "not respond to signals"
 _EVENTS = {
     "died": "died",
     "hung": "timed out",
@@ -545,7 +546,7 @@ def _describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
 
 def _describe_silence(number: int) -> str:
     """Return the predicate of this `number` of ranks whose stacks could not be taken."""
-    return f"{'does' if number == 1 else 'do'} not respond to signals"
+    return f"{'does' if number == 1 else 'do'} {_SILENT}"
 
 
 def _describe_timeout(
@@ -559,29 +560,34 @@ def _describe_timeout(
     assert hung[0].hang is not None
     is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
     about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
-
-    def in_collective(rank: int) -> Collective | None:
-        return waiting_in(findings.records.get(rank, {}))
-
     found = [_describe_difference(one.difference) for one in waits(findings.records) if one.difference is not None]
-    if found and all(one.rank not in findings.waits and in_collective(one.rank) for one in hung):
+    if found and all(one.rank not in findings.waits and waiting_in(findings.records.get(one.rank, {})) for one in hung):
         return f"{about}: {'; '.join(found)}"
-    by_position: dict[_Position, list[int]] = {}
+    by_position: dict[tuple[bool, str, str, str], list[int]] = {}
     for outcome in hung:
-        frame, one = where(frames_of_rank(outcome.stack), folders), in_collective(outcome.rank)
-        awaited = _describe_wait(*findings.waits[outcome.rank]) if outcome.rank in findings.waits else ""
-        place = "" if frame is None else frame.place(folders)
-        position = _Position("" if one is None else one.name, awaited, place, not outcome.stack)
-        by_position.setdefault(position, []).append(outcome.rank)
+        by_position.setdefault(_position(outcome, findings, folders), []).append(outcome.rank)
     parts = [
-        f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {position.predicate(len(ranks))}"
-        for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective or item[0].awaited))
+        f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {one if len(ranks) == 1 else several} {rest}"
+        for (_, one, several, rest), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
         if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
             has = "had" if not is_deadlock else "has" if len(ranks) == 1 else "have"
             parts.append(f"{ranks_text(ranks)} {has} {what}{' the test' if is_deadlock else ''}")
     return f"{about}: {'; '.join(parts + found)}"
+
+
+def _position(outcome: RankOutcome, findings: Findings, folders: Folders) -> tuple[bool, str, str, str]:
+    """Return whether a rank that hung waits for others, and its predicate: the verb for one and several, the rest."""
+    frame = where(frames_of_rank(outcome.stack), folders)
+    at = "" if frame is None else f"at {frame.place(folders)}"
+    if outcome.rank in findings.waits:
+        return True, "waits", "wait", f"{at} for {_describe_wait(*findings.waits[outcome.rank])}".lstrip()
+    if (one := waiting_in(findings.records.get(outcome.rank, {}))) is not None:
+        return True, "is", "are", f"stuck in {one.name} {at}".rstrip()
+    if not outcome.stack:
+        return False, "does", "do", _SILENT
+    return False, "is", "are", at or "in no code of the test"
 
 
 def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
@@ -597,30 +603,6 @@ def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
         case _:
             what, done = f"{wait.counters[0]} #{wait.number} of {peers}", "made"
     return f"{what}, which {has} {done} {count or 'none'}" if issued else what
-
-
-class _Position(NamedTuple):
-    """The position of a rank when it timed out."""
-
-    collective: str
-    """The collective in which it waited; empty if it waited in none."""
-    awaited: str
-    """The message or the like for which it waited; empty if it waited for none."""
-    place: str
-    """File and line of the test; empty if it ran no code of the test."""
-    silent: bool
-    """True if its stack could not be taken."""
-
-    def predicate(self, number: int) -> str:
-        """Return the predicate of this `number` of ranks."""
-        be, at = "is" if number == 1 else "are", f" at {self.place}" if self.place else ""
-        if self.awaited:
-            return f"wait{'s' if number == 1 else ''}{at} for {self.awaited}"
-        if self.collective:
-            return f"{be} stuck in {self.collective}{at}"
-        if self.silent:
-            return _describe_silence(number)
-        return f"{be}{at or ' in no code of the test'}"
 
 
 def wasxfail(outcome: RankOutcome) -> str | None:
