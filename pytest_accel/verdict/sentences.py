@@ -6,8 +6,8 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
@@ -36,6 +36,8 @@ from pytest_accel.messages.rank_messages import (
 from pytest_accel.verdict.causes import Consequence, consequence
 from pytest_accel.verdict.mismatches import Mismatch
 
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
 ALONE = "the test's process"
@@ -144,9 +146,7 @@ def late_teardowns(errors: Mapping[int, str]) -> list[str]:
 
     The first line names the error, which is the last line of a traceback.
     """
-    ranks: dict[str, list[int]] = {}
-    for rank, error in errors.items():
-        ranks.setdefault(error.rstrip(), []).append(rank)
+    ranks = _grouped((error.rstrip(), rank) for rank, error in errors.items())
     why = "fixtures were torn down after this test, since its processes are replaced"
     return [f"{ranks_text(same)}: {error.splitlines()[-1]} ({why})\n{error}" for error, same in ranks.items()]
 
@@ -255,12 +255,13 @@ def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
 
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
     """Return the message for a phase or subtest that some ranks skipped, or did not report, and others ran."""
-    ranks: dict[str, list[int]] = {}
-    for outcome in sorted(outcomes, key=lambda one: (one.ending != "skipped", one.ending != "absent")):
-        did = {"passed": "ran", "hung": "ran", "absent": outcome.text}.get(outcome.ending, outcome.ending)
-        ranks.setdefault(did, []).append(outcome.rank)
+    did = {"passed": "ran", "hung": "ran"}
+    ranks = _grouped(
+        (one.text if one.ending == "absent" else did.get(one.ending, one.ending), one.rank)
+        for one in sorted(outcomes, key=lambda one: (one.ending != "skipped", one.ending != "absent"))
+    )
     where = "this subtest" if is_subtest else f"the {when} phase"
-    return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
+    return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {what}' for what, who in ranks.items())}"
 
 
 def failed_subtests(numbers: Mapping[str, int]) -> str:
@@ -297,10 +298,7 @@ def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], fold
 
 def leak_lines(finished: Mapping[int, Finished]) -> list[str]:
     """Return a line for each leak of a test, with the ranks in which it occurred, and what was done about it."""
-    ranks: dict[Leak, list[int]] = {}
-    for rank, message in sorted(finished.items()):
-        for leak in message.leaks:
-            ranks.setdefault(leak, []).append(rank)
+    ranks = _grouped((leak, rank) for rank, message in sorted(finished.items()) for leak in message.leaks)
     return [f"{ranks_text(leaking)} {_describe_leak(leak)}{_remedy(leak)}" for leak, leaking in ranks.items()]
 
 
@@ -380,11 +378,8 @@ def _key(outcome: RankOutcome) -> object:
 
 def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
     """Return lines on `outcomes`; ranks with the same outcome share them."""
-    groups: dict[object, list[RankOutcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_key(outcome), []).append(outcome)
     lines = []
-    for group in groups.values():
+    for group in _grouped((_key(outcome), outcome) for outcome in outcomes).values():
         first, *more = _describe(group[0], folders, len(group))
         lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
@@ -395,9 +390,7 @@ def _consequence_lines(outcomes: Sequence[RankOutcome], cause: str, folders: Fol
 
     The texts of these errors contain addresses, and so differ between ranks.
     """
-    groups: dict[str, list[RankOutcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_describe_consequence(outcome, cause, folders, 1), []).append(outcome)
+    groups = _grouped((_describe_consequence(one, cause, folders, 1), one) for one in outcomes)
     return [
         f"{ranks_text([one.rank for one in group])}: {_describe_consequence(group[0], cause, folders, len(group))}"
         for group in groups.values()
@@ -563,9 +556,7 @@ def _describe_timeout(
     found = [_describe_difference(one.difference) for one in waits(findings.records) if one.difference is not None]
     if found and all(one.rank not in findings.waits and waiting_in(findings.records.get(one.rank, {})) for one in hung):
         return f"{about}: {'; '.join(found)}"
-    by_position: dict[tuple[bool, str, str, str], list[int]] = {}
-    for outcome in hung:
-        by_position.setdefault(_position(outcome, findings, folders), []).append(outcome.rank)
+    by_position = _grouped((_position(one, findings, folders), one.rank) for one in hung)
     parts = [
         f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {one if len(ranks) == 1 else several} {rest}"
         for (_, one, several, rest), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
@@ -709,9 +700,7 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
 
 def progress_parts(progress: Progress, folders: Folders) -> list[str]:
     """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
-    by_text: dict[str, list[int]] = {}
-    for rank, place in progress.places.items():
-        by_text.setdefault(folders.shown(place), []).append(rank)
+    by_text = _grouped((folders.shown(place), rank) for rank, place in progress.places.items())
     parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
     if finished := progress.finished:
         parts.append(f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test")
@@ -720,7 +709,12 @@ def progress_parts(progress: Progress, folders: Folders) -> list[str]:
 
 def _alike(texts: Mapping[int, str]) -> list[list[int]]:
     """Return groups of ranks whose texts are the same."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        groups.setdefault(text, []).append(rank)
-    return list(groups.values())
+    return list(_grouped((text, rank) for rank, text in sorted(texts.items())).values())
+
+
+def _grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the second values of `pairs` by the first, in the order of the pairs."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
