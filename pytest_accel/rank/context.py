@@ -54,6 +54,7 @@ class RankContext:
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
         self.operations = self.pending_work = Operations(lambda: self.in_call)
+        """The second name is for the collectives of the test that nobody has waited for."""
         self.raised_errors = RaisedErrors()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""

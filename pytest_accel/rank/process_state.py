@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from linecache import getlines
 from multiprocessing import current_process
 from operator import attrgetter
@@ -63,20 +62,19 @@ def _put_path(path: tuple[str, ...]) -> None:
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path and is_library(f"{entry}/"))]
 
 
-def _torch(path: str = "") -> Any:
-    """Return torch, or what is at the `path` in it."""
-    torch = sys.modules["torch"]
-    return attrgetter(path)(torch) if path else torch
+def _torch() -> Any:
+    return sys.modules["torch"]
 
 
 def _attribute(owner: str, name: str) -> _Setting:
     """Return a setting that is the attribute `name` of a module of torch."""
-    return lambda: getattr(_torch(owner), name), lambda value: setattr(_torch(owner), name, value)
+    find = attrgetter(owner)
+    return lambda: getattr(find(_torch()), name), lambda value: setattr(find(_torch()), name, value)
 
 
 def _functions(get: str, put: str) -> _Setting:
     """Return a setting with the functions of torch that have these names."""
-    return lambda: _torch(get)(), lambda value: _torch(put)(value)
+    return lambda: getattr(_torch(), get)(), lambda value: getattr(_torch(), put)(value)
 
 
 _SETTINGS: dict[str, _Setting] = {
@@ -115,8 +113,10 @@ def _read_settings() -> dict[str, object]:
     """Return the values of the settings in the table. What cannot be read is left out, as torch's before its import."""
     found: dict[str, object] = {}
     for name, (get, _) in _SETTINGS.items():
-        with suppress(AttributeError, KeyError, RuntimeError):
+        try:
             found[name] = get()
+        except (AttributeError, KeyError, RuntimeError):
+            continue
     return found
 
 
@@ -141,7 +141,7 @@ _KINDS = (
     _Kind("{}", _read_settings, lambda name, old: _SETTINGS[name][1](old)),
     _Kind("the environment variable {}", raw_environment, _set_variable),
     _Kind("the handler of {}", _handlers, lambda name, old: signal(Signals[name], old)),
-    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(_torch("distributed"), name, old)),
+    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(_torch().distributed, name, old)),
 )
 
 State = tuple[Mapping[Any, Any], ...]
