@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
@@ -17,17 +16,8 @@ _CACHE_TIME = 0.25
 """Seconds for which a result is cached, since on some machines the driver takes tens of milliseconds to answer."""
 
 
-class Suspect(NamedTuple):
-    """A device whose processes were killed, since the first check after that."""
-
-    killed: frozenset[int]
-    """Pids of the killed processes."""
-    since: float
-    """Time of the first check. Other tests may have used shares of the device until then."""
-
-
-def has_recovered(expected: int | None, health: Health, suspect: Suspect, now: float) -> bool:
-    """Return whether a device is usable again after its processes were killed.
+def has_recovered(expected: int | None, health: Health, killed: frozenset[int], waited: float) -> bool:
+    """Return whether a device is usable again `waited` seconds after its processes `killed` were killed.
 
     `expected` is the number of bytes that should be free. Only the killed processes are waited for: what living
     processes use, of this session or of others, stays in use. If the driver lists no process that can be seen here, as
@@ -35,7 +25,7 @@ def has_recovered(expected: int | None, health: Health, suspect: Suspect, now: f
     """
     if expected is None or health.memory_free is None or health.memory_free + _SLACK >= expected:
         return True
-    return (health.sees_users and not suspect.killed & health.pids) or now - suspect.since >= RECOVERY_TIMEOUT
+    return (health.sees_users and not killed & health.pids) or waited >= RECOVERY_TIMEOUT
 
 
 class Guard:
@@ -63,9 +53,11 @@ class Guard:
         self._session = session
         self._waits = waits
         self._clock = clock
-        self._killed: dict[str, frozenset[int]] = {}
-        """The killed processes of each device that has not been checked since."""
-        self._suspects: dict[str, Suspect] = {}
+        self._suspects: dict[str, tuple[frozenset[int], float | None]] = {}
+        """The killed processes of each device that may not have recovered, and the time of the first check after that.
+
+        Until then, other tests may have used shares of the device.
+        """
         self.aside: dict[str, str] = {}
         """Reasons, by id, for the devices that are not leased again in this session."""
         self._expected = {device.id: device.memory_free for device in devices}
@@ -80,19 +72,18 @@ class Guard:
     def suspect(self, ids: Iterable[str], killed: Collection[int]) -> None:
         """Check these devices before they are leased again, because their processes `killed` have been killed."""
         for name in ids:
-            before = self._suspects.pop(name).killed if name in self._suspects else frozenset()
-            self._killed[name] = self._killed.get(name, before) | frozenset(killed)
+            before, _ = self._suspects.get(name, (frozenset[int](), None))
+            self._suspects[name] = before.union(killed), None
             self._cache.pop(name, None)
 
     def refuses(self, name: str) -> str | None:
         """Return why the device may not be leased now, as text that follows its id, or None if it may."""
         if name in self.aside:
             return self.aside[name]
-        checked = name in self._killed or name in self._suspects
-        if not checked and not self._waits:
+        if name not in self._suspects and not self._waits:
             return None
         health = self._health(name)
-        if checked:
+        if name in self._suspects:
             if health.state == "sick":
                 self.aside[name] = health.reason
                 return health.reason
@@ -107,10 +98,11 @@ class Guard:
 
     def _has_recovered(self, name: str, health: Health) -> bool:
         now = self._clock()
-        if name in self._killed:
-            self._suspects[name] = Suspect(self._killed.pop(name), now)
+        killed, since = self._suspects[name]
+        since = now if since is None else since
+        self._suspects[name] = killed, since
         expected, free = self._expected[name], health.memory_free
-        if not has_recovered(expected, health, self._suspects[name], now):
+        if not has_recovered(expected, health, killed, now - since):
             return False
         del self._suspects[name]
         if not health.sees_users and expected is not None and free is not None:
