@@ -181,6 +181,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CollectionHooks(_session(config)), "accel-collection")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")  # After the hooks that divide what it records.
     if in_rank:
+        features.register(config, "configure_rank")
         config.hook.pytest_accel_configure_rank(config=config)
         return
     session = _session(config)

@@ -22,7 +22,7 @@ from pytest_accel.settings import options
 Occasion = Literal[
     "start",  # The command line is known, and no conftest has been imported. Not in ranks.
     "configure",  # Pytest configures a session. Not in ranks.
-    "configure_rank",  # A rank knows its command line, and configures its session next.
+    "configure_rank",
     "lists",  # A mark has a list, or "all".
     "needs",  # A test has the mark `needs`.
     "marked",  # Tests are to run in worlds.

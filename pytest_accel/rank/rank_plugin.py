@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import features
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.paths import current_folder
@@ -25,6 +24,7 @@ from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
 from pytest_accel.messages.role import StorePort
 from pytest_accel.rank import device_memory, process_group, torch_devices
+from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
@@ -86,6 +86,7 @@ class RankPlugin:
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
         pluginmanager.register(self, RANK_PLUGIN)
+        pluginmanager.register(MainProcessPlugins())
         pluginmanager.register(self._reports)
         pluginmanager.register(self._runner)
         pluginmanager.register(self._output)
@@ -124,7 +125,6 @@ class RankPlugin:
         for name in _DRIVER_PLUGINS:
             config.pluginmanager.set_blocked(name)
         self.context.absent = plugin_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
-        features.register(config, "configure_rank")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -12,7 +12,6 @@ import pytest
 from pytest_accel.core.plugin_roles import module_of
 from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import refusals
-from pytest_accel.features.plugins.as_main import MainProcessPlugins
 from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE
 from pytest_accel.messages.rank_data import OWN_PREFIX
 from pytest_accel.rank.context import RANK
@@ -51,13 +50,6 @@ MODULES = (
     Module("syrupy", "snapshots:syrupy", "snapshots:Syrupy", True),
 )
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """Do this before other plugins are configured in a rank."""
-    if RANK in config.stash:
-        config.pluginmanager.register(MainProcessPlugins(config))
 
 
 def pytest_accel_configure_rank(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Plugins that work in a rank as in the main process, since this package does what is right for ranks.
+"""Plugins that work in a rank as in the main process, since `features/plugins` does what is right for ranks.
 
 Such a plugin would do less in a process with `config.workerinput`, as xdist's workers have it, or expect data that it
 sends to workers only if there is xdist.
@@ -37,8 +37,8 @@ _ATTRIBUTES = ("workerinput", "workeroutput")
 class MainProcessPlugins:
     """Hides from these plugins, in the hooks of a session's start and end, that the process is like a worker."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
+    def __init__(self) -> None:
+        self._config: pytest.Config | None = None
 
     def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
         if package_of(plugin) not in _PACKAGES:
@@ -47,6 +47,10 @@ class MainProcessPlugins:
             for implementation in caller.get_hookimpls() if caller.name in _HOOKS else ():
                 if implementation.plugin is plugin:
                     implementation.function = self._hiding(implementation.function)  # type: ignore[misc]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        self._config = config
 
     def _hiding(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
