@@ -251,15 +251,9 @@ def shows_live_logs(config: pytest.Config) -> bool:
 
 def hide_names_of_tests(config: pytest.Config) -> None:
     """Make this session leave out the lines with which ``--setup-show`` names the tests; those on fixtures stay."""
-    from _pytest import runner
-
-    show: Any = runner.show_test_item
-
-    def show_other_test(item: pytest.Item, **options: bool) -> None:
-        if item.config is not config:  # The item belongs to a session inside a test.
-            show(item, **options)
-
-    runner.show_test_item = show_other_test
+    original = config.getoption
+    # pytest asks with this method whether to name a test, and looks at `config.option` for the fixtures.
+    vars(config)["getoption"] = lambda name, *args, **named: name != "setupshow" and original(name, *args, **named)
 
 
 def leave_fixtures_to_ranks(item: pytest.Item) -> None:

@@ -104,7 +104,7 @@ def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tupl
         package = name.replace("-", "_")
         if plugin is not None:
             third_party = is_third_party(plugin)
-            package = package_of(plugin) if third_party else _module_name(plugin)
+            package = package_of(plugin) if third_party else module_of(plugin)
         roles[package] = "full" if full else "absent"
     return roles
 
@@ -155,39 +155,26 @@ def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[
     absent = {name: plugin for name, plugin in named if plugin is not None and _role(plugin, roles) == "absent"}
     for name in absent:
         pluginmanager.set_blocked(name)
-    return frozenset(map(_module_name, absent.values()))
+    return frozenset(map(module_of, absent.values()))
 
 
-def with_default_roles(
-    pluginmanager: pytest.PytestPluginManager, absent: Iterable[str], chosen: Mapping[str, RoleName]
-) -> frozenset[str]:
-    """Return the names and modules of the plugins whose role is the same with and without `chosen`.
-
-    `absent` has the modules of the plugins that `leave_out_absent` has unregistered.
-    """
-    modules = {module: module for module in absent}
-    for name, plugin in pluginmanager.list_name_plugin():
-        if plugin is not None:
-            modules[name] = modules[getattr(plugin, "__name__", name)] = _module_name(plugin)
-    return frozenset(name for name, module in modules.items() if not _is_changed(module, chosen))
+def module_of(plugin: object) -> str:
+    """Return the name of the module that `plugin` is, or from which an object comes; empty if it is unknown."""
+    if isinstance(plugin, ModuleType):
+        return plugin.__name__
+    name = getattr(plugin, "__module__", None)
+    return name if isinstance(name, str) else ""
 
 
 def package_of(plugin: object) -> str:
     """Return the name of the top-level package that `plugin`, a module or an object, comes from."""
-    return _module_name(plugin).partition(".")[0]
+    return module_of(plugin).partition(".")[0]
 
 
 def _role(plugin: object, roles: Mapping[str, RoleName]) -> RoleName:
     package = package_of(plugin)
-    given = roles.get(_module_name(plugin)) or roles.get(package)
+    given = roles.get(module_of(plugin)) or roles.get(package)
     return given or ("test" if is_third_party(plugin) else "full")
-
-
-def _is_changed(module: str, chosen: Mapping[str, RoleName]) -> bool:
-    """Return whether `chosen` gives the plugin `module` another role than it has by default."""
-    package = module.partition(".")[0]
-    given = chosen.get(module) or chosen.get(package)
-    return given not in (None, ROLES.get(package) or ("full" if package in _OWN else "test"))
 
 
 def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Mapping[str, RoleName]) -> bool:
@@ -204,19 +191,12 @@ def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Map
     return hook not in _NEVER and not any(hasattr(plugin, name) for name in _NOT_BESIDE.get(hook, ()))
 
 
-def _module_name(plugin: object) -> str:
-    if isinstance(plugin, ModuleType):
-        return plugin.__name__
-    name = getattr(plugin, "__module__", None)  # An object has the module of its class.
-    return name if isinstance(name, str) else ""
-
-
 def is_third_party(plugin: object) -> bool:
     """Return whether `plugin` is installed and is not a conftest of an installed package."""
     package = package_of(plugin)
     if package in _OWN:
         return False
-    origin = getattr(sys.modules.get(_module_name(plugin)), "__file__", None)
+    origin = getattr(sys.modules.get(module_of(plugin)), "__file__", None)
     if origin is None or Path(origin).name == "conftest.py":
         return False
     # A plugin in an editable install is outside site-packages, but publishes an entry point.

@@ -7,8 +7,7 @@ sends to workers only if there is xdist.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -56,18 +55,13 @@ class MainProcessPlugins:
     def _hiding(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*args: object) -> object:
-            with self._hidden():
+            attributes = vars(self._config)
+            variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+            values = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
+            try:
                 return function(*args)
+            finally:
+                os.environ.update(variables)
+                attributes.update(values)
 
         return call
-
-    @contextmanager
-    def _hidden(self) -> Iterator[None]:
-        attributes = vars(self._config)
-        variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
-        values = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
-        try:
-            yield
-        finally:
-            os.environ.update(variables)
-            attributes.update(values)

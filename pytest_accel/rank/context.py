@@ -16,8 +16,7 @@ from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.rank_messages import Announced
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.rank.pending_work import PendingWork
-from pytest_accel.rank.point_to_point import PointToPointCounter
+from pytest_accel.rank.operations import Operations
 from pytest_accel.rank.raised_errors import RaisedErrors
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ class RankContext:
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
-        self.operations = PointToPointCounter()
-        self.pending_work = PendingWork(lambda: self.in_call, self.operations)
+        self.operations = self.pending_work = Operations(lambda: self.in_call)
+        """The second name is for the collectives of the test that nobody has waited for."""
         self.raised_errors = RaisedErrors()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""

@@ -43,15 +43,14 @@ def grown_memory(context: RankContext, before: dict[str, int]) -> list[Leak]:
     """Return a leak for each device on which more memory is allocated than is tolerated since `before`."""
     # Tensors in reference cycles are no leak: the garbage collector would free them later.
     for release in (clear_workspaces, collect):
-        if any(_grown(context, before).values()):
+        if _grown(context, before):
             release()
-    grown = _grown(context, before)
-    return [Leak(LeakKind.MEMORY, name, number=size, lasting=True) for name, size in grown.items() if size]
+    return [Leak(LeakKind.MEMORY, name, number=size, lasting=True) for name, size in _grown(context, before)]
 
 
-def _grown(context: RankContext, before: dict[str, int]) -> dict[str, int]:
-    sizes = {name: size - before.get(name, 0) for name, size in allocated_memory(context).items()}
-    return {name: size if size > _TOLERANCE else 0 for name, size in sizes.items()}
+def _grown(context: RankContext, before: dict[str, int]) -> list[tuple[str, int]]:
+    sizes = [(name, size - before.get(name, 0)) for name, size in allocated_memory(context).items()]
+    return [(name, size) for name, size in sizes if size > _TOLERANCE]
 
 
 def forget_failure(context: RankContext, item: pytest.Item | None) -> None:
@@ -134,16 +133,14 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
 def reset_peak_memory(device: str) -> None:
     """Start measuring the peak of the allocated memory on `device`."""
     module = memory_module(device)
-    if module is not None and hasattr(module, "reset_peak_memory_stats"):
+    if hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: str) -> int | None:
     """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
     module = memory_module(device)
-    if module is None or not hasattr(module, "max_memory_allocated"):
-        return None
-    return int(module.max_memory_allocated(device))
+    return int(module.max_memory_allocated(device)) if hasattr(module, "max_memory_allocated") else None
 
 
 def memory_module(device: str) -> Any:

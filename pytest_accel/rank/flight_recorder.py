@@ -31,7 +31,7 @@ from pytest_accel.core.signals import FLIGHT_SIGNAL
 from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.rank.group_state import all_groups, has_own_default, is_numbered_as_its_world, label
-from pytest_accel.rank.point_to_point import Issued, counter
+from pytest_accel.rank.operations import Issued, counter
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext

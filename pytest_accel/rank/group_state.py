@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from pytest_accel.rank.context import RankContext
 
-_IN_ONE_PROCESS = frozenset(("fake", "threaded"))
-"""Backends whose messages do not leave the process."""
-
 
 def all_groups() -> list[ProcessGroup]:
     """Return this rank's process groups."""
@@ -40,9 +37,12 @@ def label(group: ProcessGroup) -> str:
     return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
 
 
-def group_names() -> set[str]:
-    """Return the names of this rank's process groups."""
-    return {str(group.group_name) for group in all_groups()}
+def labels() -> dict[str, str | None]:
+    """Return the label of each process group of this rank, by the group's name; None for a group of a device mesh.
+
+    torch has no function to destroy the groups of a mesh.
+    """
+    return {str(one.group_name): None if one.group_desc.startswith("mesh_") else label(one) for one in all_groups()}
 
 
 def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | None]]:
@@ -62,38 +62,12 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
 
 
 def messages(context: RankContext) -> dict[str, dict[Channel, int]]:
-    """Return the numbers of point-to-point operations in each group of this rank that has had any, by the group's name.
+    """Return the numbers of point-to-point operations in each group of this rank, by the group's name.
 
-    The result is empty in the cases of `collectives`, and if compiled code may send, which is not counted. Groups that
-    keep all messages in one process are left out.
+    The result is empty in the cases of `collectives`, and if compiled code may send, which is not counted.
     """
     groups = all_groups() if is_numbered_as_its_world(context) and not torch_api.compiles_messages() else []
-    counter = context.operations
-    return {
-        label(group): counter.issued(group)
-        for group in groups
-        if counter.has_messages(group) and _backend(group) not in _IN_ONE_PROCESS
-    }
-
-
-def _backend(group: ProcessGroup) -> str:
-    import torch.distributed as dist
-
-    return dist.get_backend(group)
-
-
-def reaches_store(context: RankContext) -> bool:
-    """Return whether this rank is still connected to the world's store, if it has one.
-
-    torch's server ends the connection when a key or a value is too large, and torch does not connect again.
-    """
-    if context.store is None:
-        return True
-    try:
-        context.store.check(["accel"])
-    except RuntimeError:
-        return False
-    return True
+    return {label(group): issued for group in groups if (issued := context.operations.messages(group))}
 
 
 def has_own_default(context: RankContext) -> bool:

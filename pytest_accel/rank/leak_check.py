@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.compat import torch_api
 from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import allocated_memory, grown_memory
-from pytest_accel.rank.leftovers import Spawned, find, left_groups, left_running
+from pytest_accel.rank.leftovers import Spawned, find, left_running
 
 if TYPE_CHECKING:
     import pytest
@@ -40,13 +41,13 @@ def check_failed(error: Exception) -> Finished:
 
 
 class _Seen(NamedTuple):
-    """The state of the process at one moment. With ``accel_leaks = off``, all but the last three are empty."""
+    """The state of the process at one moment. With ``accel_leaks = off``, the first three are empty."""
 
     spawned: Spawned
     settings: process_state.State
     memory: dict[str, int]
-    groups: frozenset[str]
-    """Names of the process groups."""
+    groups: dict[str, str | None]
+    """The labels of the process groups (`group_state.labels`)."""
     created: int
     """Number of groups that torch has created."""
     rpc: int
@@ -63,16 +64,14 @@ class LeakCheck:
         """The state before the call of the test; None if its call has not begun."""
         self._after: _Seen
         """The state after the call."""
-        self._fixtures: frozenset[Any] = frozenset()
+        self._fixtures: list[Any] = []
         """The fixtures of a wider scope that the test uses, or that the last test has used."""
-        self._groups_at_begin: frozenset[str] = frozenset()
-        self._left_groups: frozenset[str] = frozenset()
-        """Names of the process groups that tests have left in this rank."""
+        self._left_groups = 0
+        """Number of process groups that calls of tests have left in this rank."""
 
     def begin(self) -> None:
         """Begin a test."""
         self._before = None
-        self._groups_at_begin = self._groups()
 
     def before_call(self) -> None:
         """Look at the process before the call of the test."""
@@ -82,22 +81,15 @@ class LeakCheck:
     def after_call(self, item: pytest.Item) -> None:
         """Look at the process after the call of the test `item`."""
         self._after = self._look()
-        fixtures = frozenset(one for one in requested_fixtures(item) if one.scope != "function")
-        if not fixtures <= self._fixtures:  # They may have made the groups that the setup has made.
-            assert self._before is not None
-            self._groups_at_begin = self._before.groups
-        self._fixtures = fixtures
-
-    def _groups(self) -> frozenset[str]:
-        return frozenset(group_state.group_names()) if self._context.spec.grouped else frozenset()
+        self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
 
     def _look(self) -> _Seen:
         context, grouped = self._context, self._context.spec.grouped
         return _Seen(
-            find() if self._is_on else Spawned(),
+            find() if self._is_on else frozenset(),
             process_state.read() if self._is_on else (),
             allocated_memory(context) if self._is_on else {},
-            self._groups(),
+            group_state.labels() if grouped else {},
             group_state.created_count() if grouped else 0,
             torch_api.rpc_initialisations(),
         )
@@ -114,10 +106,13 @@ class LeakCheck:
             after = self._after
             if self._is_on:
                 found += process_state.restore(before.settings, after.settings, now.settings)
-            self._left_groups = (self._left_groups | (after.groups - self._groups_at_begin)) & now.groups
+            new = after.groups.keys() - before.groups.keys()
+            groups = [label for name, label in now.groups.items() if name in new]
+            self._left_groups += len(groups)
             if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it keeps.
                 found += left_running((after.spawned - before.spawned) & now.spawned)
-                found += left_groups((after.groups - before.groups) & now.groups)
+                # A default process group is in the way of the next test that makes one.
+                found += [Leak(LeakKind.GROUP, one, lasting=one == DEFAULT_GROUP) for one in groups if one is not None]
                 if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
                     found += grown_memory(context, before.memory)
             if after.rpc != before.rpc and torch_api.rpc_is_running():
@@ -139,11 +134,15 @@ class LeakCheck:
             return "the test destroyed or replaced the world's default process group"
         if now.rpc > 0 and not torch_api.rpc_is_running():
             return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
-        if len(self._left_groups) > _MOST_GROUPS:
+        if self._left_groups > _MOST_GROUPS:
             return f"tests have left more than {_MOST_GROUPS} process groups"
-        if context.pending_work.take_failure():
+        if context.operations.take_failure():
             return "an operation of torch.distributed failed, which may have closed the connections of its group"
-        if not group_state.reaches_store(context):
+        try:
+            # torch's server ends the connection if a key or a value is too large, and torch does not connect again.
+            if context.store is not None:
+                context.store.check(["accel"])
+        except RuntimeError:
             return "the connection to the world's store was lost"
         return ""
 

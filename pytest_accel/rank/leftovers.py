@@ -1,4 +1,4 @@
-"""Processes, threads and process groups that outlive the test that has started them.
+"""Processes and threads that outlive the test that has started them.
 
 Runs in ranks only.
 """
@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Iterable
 from contextlib import suppress
 from gc import collect
 from os import getpid, waitid
 from threading import Thread, main_thread
 from threading import enumerate as living_threads
 from time import sleep
-from typing import NamedTuple
 
 import psutil
 
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
-from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import Leak, LeakKind
-from pytest_accel.rank import group_state
 
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
@@ -54,18 +51,8 @@ _LOKY = "loky.process_executor"
 """End of the name of the module with the threads of loky's reusable executor. They keep running with its processes."""
 
 
-class Spawned(NamedTuple):
-    """Running child processes (by process id) and threads of this process."""
-
-    children: frozenset[int] = frozenset()
-    threads: frozenset[Thread] = frozenset()
-    """Non-daemon threads, for which the interpreter would wait at exit."""
-
-    def __sub__(self, other: Spawned) -> Spawned:
-        return Spawned(self.children - other.children, self.threads - other.threads)
-
-    def __and__(self, other: Spawned) -> Spawned:
-        return Spawned(self.children & other.children, self.threads & other.threads)
+Spawned = frozenset[int | Thread]
+"""Running child processes (by process id), and non-daemon threads, for which the interpreter would wait at exit."""
 
 
 def find() -> Spawned:
@@ -74,8 +61,7 @@ def find() -> Spawned:
     On Linux, the children include orphaned descendants, because a rank is a subreaper.
     """
     me = main_thread()
-    threads = frozenset(thread for thread in living_threads() if not thread.daemon and thread is not me)
-    return Spawned(_children(), threads)
+    return _children().union(thread for thread in living_threads() if not thread.daemon and thread is not me)
 
 
 def _children() -> frozenset[int]:
@@ -91,54 +77,41 @@ def left_running(spawned: Spawned) -> list[Leak]:
 
     Processes with a text of `_LIBRARIES` in their command lines, and idle threads of executors, are left out.
     """
-    if not any(spawned):
+    if not spawned:
         return []
     collect()
     deadline = monotonic() + _LONGEST_GRACE
     idle = 0
     while True:
-        children = _running(spawned.children)
-        threads = [thread for thread in spawned.threads if thread.is_alive() and not _may_stay(thread)]
+        children = _running(one for one in spawned if isinstance(one, int))
+        threads = [one for one in spawned if isinstance(one, Thread) and one.is_alive() and not _may_stay(one)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
-        at_work = any(_is_tree_at_work(child.pid) for child in children) or any(map(_is_at_work, threads))
+        at_work = any(map(_is_tree_at_work, children)) or any(is_thread_at_work(one.native_id or 0) for one in threads)
         idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
     return [
-        *(Leak(LeakKind.PROCESS, _name(child), number=child.pid) for child in children),
+        *(Leak(LeakKind.PROCESS, cut_end(words, 80), number=pid) for pid, words in children.items()),
         *(Leak(LeakKind.THREAD, thread.name) for thread in threads),
     ]
 
 
-def _running(pids: frozenset[int]) -> list[psutil.Process]:
-    """Return the running processes of `pids` that no library keeps."""
-    found = []
+def _running(pids: Iterable[int]) -> dict[int, str]:
+    """Return the command lines of the running processes of `pids` that no library keeps."""
+    found = {}
     for pid in sorted(pids):
         with suppress(psutil.Error):
             child = psutil.Process(pid)
-            words = " ".join(child.cmdline())
-            if (
-                child.status() != psutil.STATUS_ZOMBIE
-                and pid != resource_tracker_pid()
-                and not any(text in words for text in _LIBRARIES)
-            ):
-                found.append(child)
+            words = " ".join(child.cmdline()) or child.name()
+            is_of_library = pid == resource_tracker_pid() or any(text in words for text in _LIBRARIES)
+            if child.status() != psutil.STATUS_ZOMBIE and not is_of_library:
+                found[pid] = words
     return found
 
 
 def _is_tree_at_work(pid: int) -> bool:
     """Return whether the process or a descendant, for which it may wait, is at work."""
     return is_at_work(pid) or any(map(_is_tree_at_work, children_of(pid)))
-
-
-def _is_at_work(thread: Thread) -> bool:
-    return thread.native_id is not None and is_thread_at_work(thread.native_id)
-
-
-def _name(child: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return cut_end(" ".join(child.cmdline()) or child.name(), 80)
-    return "?"
 
 
 def _may_stay(thread: Thread) -> bool:
@@ -148,17 +121,3 @@ def _may_stay(thread: Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_name == "_worker" and code.co_filename.endswith(_EXECUTOR)
-
-
-def left_groups(names: Collection[str]) -> list[Leak]:
-    """Return those of the groups `names` that have not been destroyed.
-
-    The groups of a device mesh are left out, because torch has no function to destroy them.
-    """
-    labels = [
-        group_state.label(group)
-        for group in group_state.all_groups()
-        if str(group.group_name) in names and not group.group_desc.startswith("mesh_")
-    ]
-    # A default process group is in the way of the next test that makes one.
-    return [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in labels]

@@ -78,7 +78,6 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
     context.operations.install()
-    context.pending_work.install()
     _use_world_store(context, port)
     _let_children_serve()
     if backend is not None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from linecache import getlines
 from multiprocessing import current_process
+from operator import attrgetter
 from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask, urandom
 from signal import ITIMER_REAL, Signals, getitimer, getsignal, setitimer, signal
 from types import FunctionType, ModuleType
@@ -25,14 +26,9 @@ _SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIG
 _ALARM = "the alarm timer"
 _PATH = "sys.path"
 _ON = "on"
-_REMOVED = "(removed)"
 
-
-class _Setting(NamedTuple):
-    """The functions that read a setting and put it back. `put` raises an error if that is not possible."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], object]
+_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+"""The functions that read a setting and put it back. The second raises an error if that is not possible."""
 
 
 class _Kind(NamedTuple):
@@ -52,7 +48,7 @@ def _folder() -> str:
     try:
         return getcwd()
     except OSError:
-        return _REMOVED
+        return "(removed)"
 
 
 def _umask() -> int:
@@ -66,70 +62,61 @@ def _put_path(path: tuple[str, ...]) -> None:
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path and is_library(f"{entry}/"))]
 
 
-_OF_PYTHON = {
-    "the working directory": _Setting(_folder, chdir),
-    "the umask": _Setting(_umask, umask),
-    _PATH: _Setting(lambda: tuple(sys.path), _put_path),
-    "sys.argv": _Setting(lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
-    "logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
-    "the level of the root logger": _Setting(lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
-    _ALARM: _Setting(lambda: _ON if getitimer(ITIMER_REAL)[0] else "off", lambda _: setitimer(ITIMER_REAL, 0)),
-    "the user (real and effective id)": _Setting(lambda: f"{getuid()} and {geteuid()}", _cannot),
-    "the group (real and effective id)": _Setting(lambda: f"{getgid()} and {getegid()}", _cannot),
-    "the supplementary groups": _Setting(lambda: str(sorted(getgroups())), _cannot),
-}
+def _torch() -> Any:
+    return sys.modules["torch"]
 
 
-def _of(path: str, name: str) -> _Setting:
-    """Return a setting that is the attribute `name` of a module of torch, such as ``backends.cudnn`` (`path`)."""
-
-    def owner() -> Any:
-        found: Any = sys.modules["torch"]
-        for part in path.split("."):
-            found = getattr(found, part)
-        return found
-
-    return _Setting(lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value))
+def _attribute(owner: str, name: str) -> _Setting:
+    """Return a setting that is the attribute `name` of a module of torch."""
+    find = attrgetter(owner)
+    return lambda: getattr(find(_torch()), name), lambda value: setattr(find(_torch()), name, value)
 
 
 def _functions(get: str, put: str) -> _Setting:
     """Return a setting with the functions of torch that have these names."""
-    return _Setting(
-        lambda: getattr(sys.modules["torch"], get)(), lambda value: getattr(sys.modules["torch"], put)(value)
-    )
+    return lambda: getattr(_torch(), get)(), lambda value: getattr(_torch(), put)(value)
 
 
-_OF_TORCH = {
+_SETTINGS: dict[str, _Setting] = {
+    "the working directory": (_folder, chdir),
+    "the umask": (_umask, umask),
+    _PATH: (lambda: tuple(sys.path), _put_path),
+    "sys.argv": (lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
+    "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
+    "the level of the root logger": (lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
+    _ALARM: (lambda: _ON if getitimer(ITIMER_REAL)[0] else "off", lambda _: setitimer(ITIMER_REAL, 0)),
+    "the user (real and effective id)": (lambda: f"{getuid()} and {geteuid()}", _cannot),
+    "the group (real and effective id)": (lambda: f"{getgid()} and {getegid()}", _cannot),
+    "the supplementary groups": (lambda: str(sorted(getgroups())), _cannot),
     "torch's default dtype": _functions("get_default_dtype", "set_default_dtype"),
     # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
-    "torch's default device": _Setting(
-        lambda: torch_api.default_device(sys.modules["torch"]),
-        lambda value: _functions("", "set_default_device").put(None if str(value) == "cpu" else value),
+    "torch's default device": (
+        lambda: torch_api.default_device(_torch()),
+        lambda value: _torch().set_default_device(None if str(value) == "cpu" else value),
     ),
     "torch's grad mode": _functions("is_grad_enabled", "set_grad_enabled"),
     # 0: off, 1: warns, 2: raises (torch.set_deterministic_debug_mode).
     "torch.use_deterministic_algorithms": _functions("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
-    "torch.backends.cudnn.deterministic": _of("backends.cudnn", "deterministic"),
-    "torch.backends.cudnn.benchmark": _of("backends.cudnn", "benchmark"),
-    "torch.backends.cudnn.allow_tf32": _of("backends.cudnn", "allow_tf32"),
+    "torch.backends.cudnn.deterministic": _attribute("backends.cudnn", "deterministic"),
+    "torch.backends.cudnn.benchmark": _attribute("backends.cudnn", "benchmark"),
+    "torch.backends.cudnn.allow_tf32": _attribute("backends.cudnn", "allow_tf32"),
     "torch's number of threads": _functions("get_num_threads", "set_num_threads"),
     # Since torch 2.9. They come before the precision, which cannot be read while they contradict it.
-    "torch.backends.fp32_precision": _of("backends", "fp32_precision"),
-    "torch.backends.cuda.matmul.fp32_precision": _of("backends.cuda.matmul", "fp32_precision"),
+    "torch.backends.fp32_precision": _attribute("backends", "fp32_precision"),
+    "torch.backends.cuda.matmul.fp32_precision": _attribute("backends.cuda.matmul", "fp32_precision"),
     "torch's float32 matmul precision": _functions("get_float32_matmul_precision", "set_float32_matmul_precision"),
 }
-"""torch's settings. Many suites choose deterministic algorithms in a test and never reset them."""
+"""Settings by name. Many suites choose torch's deterministic algorithms in a test and never reset them."""
 
 
-def _read_torch() -> dict[str, object]:
-    """Return the values of torch's settings; nothing before torch is imported. What cannot be read is left out."""
+def _read_settings() -> dict[str, object]:
+    """Return the values of the settings in the table. What cannot be read is left out, as torch's before its import."""
     found: dict[str, object] = {}
-    if "torch" in sys.modules:
-        for name, setting in _OF_TORCH.items():
-            try:
-                found[name] = setting.get()
-            except (AttributeError, RuntimeError):
-                continue
+    for name, (get, _) in _SETTINGS.items():
+        try:
+            found[name] = get()
+        except (AttributeError, KeyError, RuntimeError):
+            continue
     return found
 
 
@@ -151,17 +138,10 @@ def _distributed() -> Mapping[str, Any]:
 
 
 _KINDS = (
-    _Kind(
-        "{}", lambda: {name: one.get() for name, one in _OF_PYTHON.items()}, lambda name, old: _OF_PYTHON[name].put(old)
-    ),
-    _Kind("{}", _read_torch, lambda name, old: _OF_TORCH[name].put(old)),
+    _Kind("{}", _read_settings, lambda name, old: _SETTINGS[name][1](old)),
     _Kind("the environment variable {}", raw_environment, _set_variable),
-    _Kind(
-        "the handler of {}",
-        _handlers,
-        lambda name, old: signal(Signals[name], old),
-    ),
-    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(sys.modules["torch.distributed"], name, old)),
+    _Kind("the handler of {}", _handlers, lambda name, old: signal(Signals[name], old)),
+    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(_torch().distributed, name, old)),
 )
 
 State = tuple[Mapping[Any, Any], ...]
@@ -204,8 +184,8 @@ def _is_no_leak(kind: _Kind, name: Any, was: Any, became: Any) -> bool:
         kind.read is _distributed
     ):  # A submodule or a counter may change. A function that the suite has patched is a leak.
         return not isinstance(was, FunctionType) or _is_of_library(became)
-    if kind.read is _read_torch:
-        return was is None  # torch has been imported by the test.
+    if was is None and kind.read is _read_settings:  # torch has been imported by the test.
+        return True
     if name == _PATH:
         return _without_libraries(was) == _without_libraries(became)
     return bool(name == _ALARM and was == _ON)  # The alarm timer of a fixture may have expired.

@@ -11,6 +11,7 @@ import ctypes
 import io
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from os import (
     O_APPEND,
@@ -70,9 +71,9 @@ class RankOutput:
         self._session = session = context.session
         directory, world, rank = session.directory, context.spec.world, context.rank
         self._stdout = stdout_path(directory, world, rank)
+        self._records = records_path(directory, world, rank)
+        self._terminal = terminal_path(directory, world, rank)
         self._prefix = line_prefix(rank, context.spec.ranks)
-        self._records = _AppendedFile(records_path(directory, world, rank))
-        self._terminal = _AppendedFile(terminal_path(directory, world, rank))
         self._is_one = session.streams or session.logs is not None
         if session.logs is not None:
             with suppress(OSError):  # On another machine than the session's, the folder may be missing.
@@ -96,7 +97,7 @@ class RankOutput:
             stream.snap()
         if self._is_one:
             name = "::".join((relpath(node.path, self._session.invocation_dir), *node.names))
-            _AppendedFile(self._stdout).write(f"{HEADING}{name}\n")
+            _append(self._stdout, f"{HEADING}{name}\n")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
@@ -110,12 +111,19 @@ class RankOutput:
             handler.addFilter(_is_not_from_torch)
             _copy(handler, self._records)
         if self._prefix and (handler := log_file_handler(config)) is not None:
-            handler.setFormatter(_PrefixFormatter(handler.formatter, self._prefix))
+            original = handler.format
+            handler.format = lambda record: self._prefix + original(record).replace("\n", f"\n{self._prefix}")
         if config.pluginmanager.has_plugin("terminalreporter"):
-            shown = self._terminal if self._session.shows_logs else None
-            set_terminal_file(config, _Lines(sys.stdout if self._session.streams else shown))
+            set_terminal_file(config, _Lines(self._show))
             if getattr(config.option, "setupshow", False):
                 hide_names_of_tests(config)
+
+    def _show(self, text: str) -> None:
+        """Show what pytest writes to its terminal, if the session shows that."""
+        if self._session.streams:
+            sys.stdout.write(text)
+        elif self._session.shows_logs:
+            _append(self._terminal, text)
 
 
 def _make_kept(path: str, link: str) -> None:
@@ -139,8 +147,6 @@ class _Stream:
         self._is_appended = is_appended
         self._read = 0
         """Bytes at the beginning of the file that have been captured, or were written before the test."""
-        self._is_between = False
-        """True from the end of a phase to the beginning of the next one."""
         self._redirect()
         self._stream = io.TextIOWrapper(_Unclosed(number, name), "utf-8", "replace", newline="", write_through=True)
         setattr(sys, name, self._stream)
@@ -163,14 +169,10 @@ class _Stream:
         return self._path, stat(self._path).st_size
 
     def start(self) -> None:
-        """Undo what the test has done to the stream and its descriptor, and forget the text since the last phase."""
+        """Undo what the test has done to the stream and its descriptor."""
         setattr(sys, self._name, self._stream)
-        file, size = self._file()
-        if file != self._number:
+        if self._file()[0] != self._number:
             self._redirect()
-        if self._is_between and size > self._read:
-            self.snap()
-        self._is_between = False
 
     resume = start
 
@@ -181,7 +183,6 @@ class _Stream:
 
     def snap(self) -> str:
         """Return the text since the last call, and remove it from a file that is not appended to."""
-        self._is_between = True
         if not self._is_captured:
             return ""
         file, size = self._file()
@@ -209,33 +210,21 @@ class _Unclosed(io.FileIO):
         """Do nothing."""
 
 
-class _AppendedFile:
-    """A file to which this process appends. It is not kept open: a test may close every descriptor."""
+def _append(path: str, text: str) -> None:
+    """Append `text` to the file `path`, which is not kept open: a test may close every descriptor.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._filled = False
-
-    def write(self, text: str) -> None:
-        """Append `text` at once. Ignore errors such as a full disk: no test fails for want of this file."""
-        self._filled = True
-        with suppress(OSError), _open(self._path, "ab", buffering=0) as file:
-            file.write(text.encode(errors="replace"))
-
-    def clear(self) -> None:
-        """Empty the file if this process has written to it."""
-        if self._filled:
-            self._filled = False
-            with suppress(OSError):
-                truncate(self._path, 0)
+    Ignore errors such as a full disk: no test fails for want of this file.
+    """
+    with suppress(OSError), _open(path, "ab", buffering=0) as file:
+        file.write(text.encode(errors="replace"))
 
 
 class _Lines(io.TextIOBase):
     """The file of pytest's terminal writer in a rank. It passes on lines that are not empty; a flush ends a line."""
 
-    def __init__(self, file: Any) -> None:
-        """Pass lines on to `file`, or nowhere if it is None."""
-        self._file = file
+    def __init__(self, show: Callable[[str], object]) -> None:
+        """Pass lines on to `show`."""
+        self._show = show
         self._line = ""
 
     def write(self, text: str) -> int:
@@ -246,8 +235,8 @@ class _Lines(io.TextIOBase):
 
     def flush(self) -> None:
         line, self._line = self._line.strip("\n"), ""
-        if line and self._file is not None:
-            self._file.write(f"{line}\n")
+        if line:
+            self._show(f"{line}\n")
 
 
 def _is_not_from_torch(record: logging.LogRecord) -> bool:
@@ -255,30 +244,17 @@ def _is_not_from_torch(record: logging.LogRecord) -> bool:
     return record.module != "c10d_logger"
 
 
-def _copy(handler: Any, copy: _AppendedFile) -> None:
-    """Write what the `handler` of the captured log formats to `copy` as well, which has the log of one phase."""
+def _copy(handler: Any, path: str) -> None:
+    """Write what the `handler` of the captured log formats to the file `path` as well, which has the log of a phase."""
     emit, reset = handler.emit, handler.reset
 
     def emit_both(record: logging.LogRecord) -> None:
-        begin = handler.stream.tell()
         emit(record)
-        handler.stream.seek(begin)
-        copy.write(handler.stream.read())
+        _append(path, f"{handler.format(record)}\n")
 
     def reset_both() -> None:
         reset()
-        copy.clear()
+        with suppress(OSError):  # No text has been logged.
+            truncate(path, 0)
 
     handler.emit, handler.reset = emit_both, reset_both
-
-
-class _PrefixFormatter(logging.Formatter):
-    """Formatter that delegates to another one, and puts a prefix before each line."""
-
-    def __init__(self, original: logging.Formatter | None, prefix: str) -> None:
-        super().__init__()
-        self._original = original or logging.Formatter()
-        self._prefix = prefix
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self._prefix + self._original.format(record).replace("\n", f"\n{self._prefix}")

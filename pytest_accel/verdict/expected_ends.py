@@ -21,7 +21,7 @@ from pytest_accel.messages.rank_messages import (
     UnawaitedCollective,
 )
 from pytest_accel.verdict.causes import error_consequence
-from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch
 
 _FINISHED = "finished"
 """The event after which ranks hang as announced. No other wait for a rank begins with it."""
@@ -91,12 +91,7 @@ def unexplained(
     groups = [one for left in finished.values() for one in left.collectives.items()]
     broken = {name for name, (members, _) in groups if not gone.isdisjoint(members)}
     is_uneven = UNEVEN_COLLECTIVES in ends
-    return [
-        one
-        for one in found
-        if isinstance(one, UnequalGroups)
-        or not (one.group in broken or (is_uneven and isinstance(one, UnequalCollectives)))
-    ]
+    return [one for one in found if one.detail != "collectives" or not (is_uneven or one.group in broken)]
 
 
 def without_consequences(

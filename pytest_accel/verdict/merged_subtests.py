@@ -46,7 +46,7 @@ def merge(extras: Sequence[tuple[int, PhaseReport]], phase: Phase) -> list[dict[
     endings = {outcome.ending for outcome in phase.outcomes if not outcome.expected}
     ended_alike = endings in ({"passed"}, {"skipped"}) and not phase.failed_before
     merged = []
-    for subtest in _match(subtests, len(phase.outcomes)):
+    for subtest in _match(subtests):
         if ended_alike or len(subtest.reports) == len(phase.outcomes) or _has_failed(subtest):
             merged.append(_judged(subtest, phase))
     results = _grouped((rank, repr((data["outcome"], data.get("longrepr"))), data) for rank, data in checks)
@@ -60,25 +60,15 @@ def failed_numbers(merged: Iterable[dict[str, Any]]) -> Counter[str]:
     return Counter("subtest" if _CONTEXT in data else "check" for data in merged if data["outcome"] == "failed")
 
 
-def _match(reports: Iterable[tuple[int, dict[str, Any]]], ranks: int) -> list[_Subtest]:
-    """Return the subtests to which `reports` of `ranks` ranks belong.
+def _match(reports: Sequence[tuple[int, dict[str, Any]]]) -> list[_Subtest]:
+    """Return the subtests to which `reports` belong.
 
-    Ranks have the same subtest if its description is the same. What is left then may also differ in the rank's own
-    number and in addresses of objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
+    Ranks have the same subtest if its description is the same, except for the rank's own number and for addresses of
+    objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
     """
-    same = _grouped((rank, repr(data[_CONTEXT]), data) for rank, data in reports)
-    complete = [_Subtest(number, group) for (_, number), group in same.items() if len(group) == ranks]
-    rest = [
-        (rank, number, data)
-        for (_, number), group in same.items()
-        if len(group) < ranks
-        for rank, data in group.items()
-    ]
-    neutral = _neutral_descriptions([(rank, repr(data[_CONTEXT])) for rank, _, data in rest])
-    similar = _grouped(
-        (rank, (description, number), data) for description, (rank, number, data) in zip(neutral, rest, strict=True)
-    )
-    return complete + [_Subtest(number, group) for ((_, number), _), group in similar.items()]
+    neutral = _neutral_descriptions([(rank, repr(data[_CONTEXT])) for rank, data in reports])
+    same = _grouped((rank, description, data) for description, (rank, data) in zip(neutral, reports, strict=True))
+    return [_Subtest(number, group) for (_, number), group in same.items()]
 
 
 def _neutral_descriptions(descriptions: Sequence[tuple[int, str]]) -> list[tuple[str, ...]]:

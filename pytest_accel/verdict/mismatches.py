@@ -7,38 +7,28 @@ compare numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Literal
 
 from msgspec import Struct
 
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import Channel, Finished, UnawaitedCollective
+from pytest_accel.messages.rank_messages import Finished, UnawaitedCollective
 
 
-class UnequalCollectives(Struct, frozen=True):
-    """The ranks issued different numbers of collectives in a process group."""
+class Mismatch(Struct, frozen=True):
+    """The ranks issued different numbers of collectives in a process group, or made different numbers of groups."""
 
-    detail: ClassVar[str] = "collectives"
+    detail: Literal["collectives", "process groups"]
     """The `Cause.detail` of a failure for this."""
-    group: str
-    """Name of the group, or `DEFAULT_GROUP`."""
-    members: tuple[int, ...]
     numbers: Mapping[int, int]
-    """By rank: the number since the group was made."""
+    """By rank. Collectives are counted since the group was made."""
+    group: str = ""
+    """Name of the group with the collectives, or `DEFAULT_GROUP`."""
+    members: tuple[int, ...] = ()
+    """The ranks of that group."""
 
 
-class UnequalGroups(Struct, frozen=True):
-    """The ranks made different numbers of process groups."""
-
-    detail: ClassVar[str] = "process groups"
-    numbers: Mapping[int, int]
-    """By rank."""
-
-
-Mismatch = UnequalCollectives | UnequalGroups
-
-
-def compare_collectives(finished: Mapping[int, Finished]) -> list[UnequalCollectives]:
+def compare_collectives(finished: Mapping[int, Finished]) -> list[Mismatch]:
     """Return the process groups in which the ranks issued different numbers of collectives."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank, left in finished.items():
@@ -46,16 +36,14 @@ def compare_collectives(finished: Mapping[int, Finished]) -> list[UnequalCollect
             if number is not None:
                 groups.setdefault((name, members), {})[rank] = number
     return [
-        UnequalCollectives(name, members, numbers)
-        for (name, members), numbers in groups.items()
-        if len(set(numbers.values())) > 1
+        Mismatch("collectives", numbers, *group) for group, numbers in groups.items() if len(set(numbers.values())) > 1
     ]
 
 
-def compare_groups(finished: Mapping[int, Finished]) -> list[UnequalGroups]:
+def compare_groups(finished: Mapping[int, Finished]) -> list[Mismatch]:
     """Return the numbers of process groups that the ranks made in the test; nothing if all are equal."""
     numbers = {rank: left.groups_by_test for rank, left in finished.items()}
-    return [UnequalGroups(numbers)] if len(set(numbers.values())) > 1 else []
+    return [Mismatch("process groups", numbers)] if len(set(numbers.values())) > 1 else []
 
 
 def have_different_groups(finished: Mapping[int, Finished]) -> bool:
@@ -84,8 +72,6 @@ def unawaited_collectives(finished: Mapping[int, Finished]) -> dict[UnawaitedCol
 
 def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
     """Return whether messages of any test or fixture are still on their way, or are awaited."""
-    if not any(left.messages for left in finished.values()):
-        return False
     groups = {(name, members) for left in finished.values() for name, (members, _) in left.collectives.items()}
     for name, members in groups:
         # A rank that has destroyed the group has left nothing in it.
@@ -94,17 +80,13 @@ def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
             for rank, left in finished.items()
             if left.collectives.get(name, ((), 0))[0] == members
         }
-        tags = {tag for messages in ranks.values() for _, _, tag in messages}
-        if any(_has_unmet(rank, tag, members, ranks) for rank in ranks for tag in tags):
-            return True
+        for tag in {tag for messages in ranks.values() for _, _, tag in messages}:
+            for receiver, received in ranks.items():
+                rest = [
+                    sent.get((False, members.index(receiver), tag), 0)
+                    - received.get((True, members.index(sender), tag), 0)
+                    for sender, sent in ranks.items()
+                ]
+                if min(rest) < 0 or sum(rest) != received.get((True, None, tag), 0):
+                    return True
     return False
-
-
-def _has_unmet(receiver: int, tag: int, members: tuple[int, ...], ranks: Mapping[int, Mapping[Channel, int]]) -> bool:
-    """Return whether messages with a tag to the rank `receiver` have not met, by the numbers of each of the `ranks`."""
-    received = ranks[receiver]
-    rest = [
-        sent.get((False, members.index(receiver), tag), 0) - received.get((True, members.index(sender), tag), 0)
-        for sender, sent in ranks.items()
-    ]
-    return min(rest) < 0 or sum(rest) != received.get((True, None, tag), 0)

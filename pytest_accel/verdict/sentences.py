@@ -6,8 +6,8 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,7 +16,7 @@ from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import cut_end, cut_gloo
-from pytest_accel.diagnostics.collectives import Collective, Difference, Record, waiting_in, waits
+from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
@@ -34,8 +34,10 @@ from pytest_accel.messages.rank_messages import (
     When,
 )
 from pytest_accel.verdict.causes import Consequence, consequence
-from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch
 
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
 ALONE = "the test's process"
@@ -65,6 +67,7 @@ _PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text needs ``was`` or ``were`` in a sentence: ``was lost with the machine``."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
+_SILENT = "not respond to signals"
 _EVENTS = {
     "died": "died",
     "hung": "timed out",
@@ -143,9 +146,7 @@ def late_teardowns(errors: Mapping[int, str]) -> list[str]:
 
     The first line names the error, which is the last line of a traceback.
     """
-    ranks: dict[str, list[int]] = {}
-    for rank, error in errors.items():
-        ranks.setdefault(error.rstrip(), []).append(rank)
+    ranks = _grouped((error.rstrip(), rank) for rank, error in errors.items())
     why = "fixtures were torn down after this test, since its processes are replaced"
     return [f"{ranks_text(same)}: {error.splitlines()[-1]} ({why})\n{error}" for error, same in ranks.items()]
 
@@ -254,12 +255,13 @@ def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
 
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
     """Return the message for a phase or subtest that some ranks skipped, or did not report, and others ran."""
-    ranks: dict[str, list[int]] = {}
-    for outcome in sorted(outcomes, key=lambda one: (one.ending != "skipped", one.ending != "absent")):
-        did = {"passed": "ran", "hung": "ran", "absent": outcome.text}.get(outcome.ending, outcome.ending)
-        ranks.setdefault(did, []).append(outcome.rank)
+    did = {"passed": "ran", "hung": "ran"}
+    ranks = _grouped(
+        (one.text if one.ending == "absent" else did.get(one.ending, one.ending), one.rank)
+        for one in sorted(outcomes, key=lambda one: (one.ending != "skipped", one.ending != "absent"))
+    )
     where = "this subtest" if is_subtest else f"the {when} phase"
-    return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
+    return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {what}' for what, who in ranks.items())}"
 
 
 def failed_subtests(numbers: Mapping[str, int]) -> str:
@@ -273,21 +275,16 @@ def failed_subtests(numbers: Mapping[str, int]) -> str:
 
 def describe_mismatch(one: Mismatch) -> str:
     """Return a line about the mismatch."""
-    match one:
-        case UnequalCollectives(group, members, numbers):
-            return (
-                f"the ranks issued different numbers of collectives in {group_label(group)} "
-                f"({ranks_text(members)}), counted since the group was made: {_by_rank(numbers)}"
-            )
-        case UnequalGroups(numbers):
-            return (
-                f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
-                "dist.new_group, also one that is no member, unless use_local_synchronization=True"
-            )
-
-
-def _by_rank(numbers: Mapping[int, int]) -> str:
-    return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
+    numbers = ", ".join(f"rank {rank}: {number}" for rank, number in sorted(one.numbers.items()))
+    if one.detail == "collectives":
+        return (
+            f"the ranks issued different numbers of collectives in {group_label(one.group)} "
+            f"({ranks_text(one.members)}), counted since the group was made: {numbers}"
+        )
+    return (
+        f"the ranks made different numbers of process groups: {numbers}; every rank must call "
+        "dist.new_group, also one that is no member, unless use_local_synchronization=True"
+    )
 
 
 def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], folders: Folders) -> list[str]:
@@ -301,10 +298,7 @@ def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], fold
 
 def leak_lines(finished: Mapping[int, Finished]) -> list[str]:
     """Return a line for each leak of a test, with the ranks in which it occurred, and what was done about it."""
-    ranks: dict[Leak, list[int]] = {}
-    for rank, message in sorted(finished.items()):
-        for leak in message.leaks:
-            ranks.setdefault(leak, []).append(rank)
+    ranks = _grouped((leak, rank) for rank, message in sorted(finished.items()) for leak in message.leaks)
     return [f"{ranks_text(leaking)} {_describe_leak(leak)}{_remedy(leak)}" for leak, leaking in ranks.items()]
 
 
@@ -384,11 +378,8 @@ def _key(outcome: RankOutcome) -> object:
 
 def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
     """Return lines on `outcomes`; ranks with the same outcome share them."""
-    groups: dict[object, list[RankOutcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_key(outcome), []).append(outcome)
     lines = []
-    for group in groups.values():
+    for group in _grouped((_key(outcome), outcome) for outcome in outcomes).values():
         first, *more = _describe(group[0], folders, len(group))
         lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
@@ -399,9 +390,7 @@ def _consequence_lines(outcomes: Sequence[RankOutcome], cause: str, folders: Fol
 
     The texts of these errors contain addresses, and so differ between ranks.
     """
-    groups: dict[str, list[RankOutcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_describe_consequence(outcome, cause, folders, 1), []).append(outcome)
+    groups = _grouped((_describe_consequence(one, cause, folders, 1), one) for one in outcomes)
     return [
         f"{ranks_text([one.rank for one in group])}: {_describe_consequence(group[0], cause, folders, len(group))}"
         for group in groups.values()
@@ -550,7 +539,7 @@ def _describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
 
 def _describe_silence(number: int) -> str:
     """Return the predicate of this `number` of ranks whose stacks could not be taken."""
-    return f"{'does' if number == 1 else 'do'} not respond to signals"
+    return f"{'does' if number == 1 else 'do'} {_SILENT}"
 
 
 def _describe_timeout(
@@ -564,29 +553,32 @@ def _describe_timeout(
     assert hung[0].hang is not None
     is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
     about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
-
-    def in_collective(rank: int) -> Collective | None:
-        return waiting_in(findings.records.get(rank, {}))
-
     found = [_describe_difference(one.difference) for one in waits(findings.records) if one.difference is not None]
-    if found and all(one.rank not in findings.waits and in_collective(one.rank) for one in hung):
+    if found and all(one.rank not in findings.waits and waiting_in(findings.records.get(one.rank, {})) for one in hung):
         return f"{about}: {'; '.join(found)}"
-    by_position: dict[_Position, list[int]] = {}
-    for outcome in hung:
-        frame, one = where(frames_of_rank(outcome.stack), folders), in_collective(outcome.rank)
-        awaited = _describe_wait(*findings.waits[outcome.rank]) if outcome.rank in findings.waits else ""
-        place = "" if frame is None else frame.place(folders)
-        position = _Position("" if one is None else one.name, awaited, place, not outcome.stack)
-        by_position.setdefault(position, []).append(outcome.rank)
+    by_position = _grouped((_position(one, findings, folders), one.rank) for one in hung)
     parts = [
-        f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {position.predicate(len(ranks))}"
-        for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective or item[0].awaited))
+        f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {one if len(ranks) == 1 else several} {rest}"
+        for (_, one, several, rest), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
         if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
             has = "had" if not is_deadlock else "has" if len(ranks) == 1 else "have"
             parts.append(f"{ranks_text(ranks)} {has} {what}{' the test' if is_deadlock else ''}")
     return f"{about}: {'; '.join(parts + found)}"
+
+
+def _position(outcome: RankOutcome, findings: Findings, folders: Folders) -> tuple[bool, str, str, str]:
+    """Return whether a rank that hung waits for others, and its predicate: the verb for one and several, the rest."""
+    frame = where(frames_of_rank(outcome.stack), folders)
+    at = "" if frame is None else f"at {frame.place(folders)}"
+    if outcome.rank in findings.waits:
+        return True, "waits", "wait", f"{at} for {_describe_wait(*findings.waits[outcome.rank])}".lstrip()
+    if (one := waiting_in(findings.records.get(outcome.rank, {}))) is not None:
+        return True, "is", "are", f"stuck in {one.name} {at}".rstrip()
+    if not outcome.stack:
+        return False, "does", "do", _SILENT
+    return False, "is", "are", at or "in no code of the test"
 
 
 def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
@@ -602,30 +594,6 @@ def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
         case _:
             what, done = f"{wait.counters[0]} #{wait.number} of {peers}", "made"
     return f"{what}, which {has} {done} {count or 'none'}" if issued else what
-
-
-class _Position(NamedTuple):
-    """The position of a rank when it timed out."""
-
-    collective: str
-    """The collective in which it waited; empty if it waited in none."""
-    awaited: str
-    """The message or the like for which it waited; empty if it waited for none."""
-    place: str
-    """File and line of the test; empty if it ran no code of the test."""
-    silent: bool
-    """True if its stack could not be taken."""
-
-    def predicate(self, number: int) -> str:
-        """Return the predicate of this `number` of ranks."""
-        be, at = "is" if number == 1 else "are", f" at {self.place}" if self.place else ""
-        if self.awaited:
-            return f"wait{'s' if number == 1 else ''}{at} for {self.awaited}"
-        if self.collective:
-            return f"{be} stuck in {self.collective}{at}"
-        if self.silent:
-            return _describe_silence(number)
-        return f"{be}{at or ' in no code of the test'}"
 
 
 def wasxfail(outcome: RankOutcome) -> str | None:
@@ -732,9 +700,7 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
 
 def progress_parts(progress: Progress, folders: Folders) -> list[str]:
     """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
-    by_text: dict[str, list[int]] = {}
-    for rank, place in progress.places.items():
-        by_text.setdefault(folders.shown(place), []).append(rank)
+    by_text = _grouped((folders.shown(place), rank) for rank, place in progress.places.items())
     parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
     if finished := progress.finished:
         parts.append(f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test")
@@ -743,7 +709,12 @@ def progress_parts(progress: Progress, folders: Folders) -> list[str]:
 
 def _alike(texts: Mapping[int, str]) -> list[list[int]]:
     """Return groups of ranks whose texts are the same."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        groups.setdefault(text, []).append(rank)
-    return list(groups.values())
+    return list(_grouped((text, rank) for rank, text in sorted(texts.items())).values())
+
+
+def _grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the second values of `pairs` by the first, in the order of the pairs."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -94,6 +94,8 @@ def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite)
         def pytest_runtest_makereport(item, call):
             if "RANK" in os.environ and call.when == "call":
                 Path("rank" + os.environ["RANK"]).write_text(repr(call.duration))
+            if "RANK" in os.environ and call.when == "setup":
+                print("from a hook between phases")
 
 
         def pytest_runtest_logreport(report):
@@ -126,7 +128,8 @@ def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite)
     run = suite.run()
     assert run.count() == {"PASSED": 1}, run.text
     duration = max(float((suite.path / f"rank{rank}").read_text()) for rank in (0, 1))
-    sections = [(f"Captured stdout {when} [ranks 0-1]", f"from the {when}\n") for when in ("setup", "call")]
+    texts = {"setup": "from the setup\n", "call": "from a hook between phases\nfrom the call\n"}
+    sections = [(f"Captured stdout {when} [ranks 0-1]", text) for when, text in texts.items()]
     assert (suite.path / "reported").read_text() == repr(("passed", duration, sections))
 
 

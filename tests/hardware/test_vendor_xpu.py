@@ -237,17 +237,6 @@ except MaskError as error:
     assert done.stdout.strip().endswith(output)
 
 
-def test_numbers_mean_cards_if_every_card_has_one_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "absent")
-    _gpu(tmp_path, 0, ARC, "0x56a0", tiles=("16000",))
-    _gpu(tmp_path, 1, IRIS, "0x46a6", "i915")
-    vendor = Xpu(tmp_path)
-    assert _ids(vendor.visible(vendor.discover(), {AFFINITY: "0"})) == [ARC]
-    # The kernel's own i915 does not report tiles.
-    _gpu(tmp_path, 2, DG1, "0x4905", "i915")
-    assert _ids(vendor.visible(vendor.discover(), {AFFINITY: "0"})) == []
-
-
 @pytest.mark.parametrize(
     "environ",
     [

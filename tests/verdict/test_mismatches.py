@@ -8,7 +8,7 @@ import pytest
 
 from pytest_accel.messages.rank_messages import Finished
 from pytest_accel.verdict.mismatches import (
-    UnequalCollectives,
+    Mismatch,
     compare_collectives,
     have_unmet_messages,
 )
@@ -72,4 +72,4 @@ def test_groups_with_the_same_name_and_different_members_are_different_groups() 
     counts = [{"0": (world, 1), "1": (pair, number)} for pair, number in ((left, 5), (left, 5), (right, 6), (right, 6))]
     assert compare_collectives(finished(*counts)) == []
     counts[3]["1"] = (right, 7)
-    assert compare_collectives(finished(*counts)) == [UnequalCollectives("1", right, {2: 6, 3: 7})]
+    assert compare_collectives(finished(*counts)) == [Mismatch("collectives", {2: 6, 3: 7}, "1", right)]

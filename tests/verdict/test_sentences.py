@@ -16,7 +16,7 @@ from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, Rank
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind, UnawaitedCollective
 from pytest_accel.verdict import sentences
-from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch
 from tests.flight_records import entry, record
 from tests.verdict.phases import FOLDERS, STACK, hung, judged, passed
 
@@ -120,15 +120,15 @@ IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
     ("mismatch", "line"),
     [
         (
-            UnequalCollectives(DEFAULT_GROUP, (0, 1), {0: 4, 1: 3}),
+            Mismatch("collectives", {0: 4, 1: 3}, DEFAULT_GROUP, (0, 1)),
             f"the ranks issued different numbers of collectives in the default process group (ranks 0-1){IN_ALL}",
         ),
         (
-            UnequalCollectives("1", (0, 1), {0: 4, 1: 3}),
+            Mismatch("collectives", {0: 4, 1: 3}, "1", (0, 1)),
             f"the ranks issued different numbers of collectives in process group 1 (ranks 0-1){IN_ALL}",
         ),
         (
-            UnequalGroups({0: 1, 1: 0}),
+            Mismatch("process groups", {0: 1, 1: 0}),
             "the ranks made different numbers of process groups: rank 0: 1, rank 1: 0; every rank must call "
             "dist.new_group, also one that is no member, unless use_local_synchronization=True",
         ),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from pytest_accel.compat import torch_api
-from pytest_accel.rank.point_to_point import find_place, replace_method
+from pytest_accel.rank.operations import find_place, replace_method
 from pytest_accel.rank.process_group import BackendError
 
 if TYPE_CHECKING:

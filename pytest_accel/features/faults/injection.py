@@ -3,7 +3,7 @@
 They are seen at torch's dispatcher, through a `TorchDispatchMode` (`torch_api.watch_operations`), as by torch's own
 `CommDebugMode`. Each function of `torch.distributed` passes there, and so do the collectives of code in C++:
 those of DistributedDataParallel, of FSDP, of DTensor, of functional collectives and of compiled code. Methods of the
-process group that are replaced (`rank/pending_work.py`) would miss these. A mode belongs to one thread: operations of
+process group that are replaced (`rank/operations.py`) would miss these. A mode belongs to one thread: operations of
 other threads are not seen, except those of autograd, which takes the modes along.
 
 The driver knows which faults have not come, and fails the test for them (`verdict/judgement.py`). The rank could not do

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.core.plugin_roles import with_default_roles
+from pytest_accel.core.plugin_roles import module_of
 from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import refusals
 from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE
@@ -77,11 +77,21 @@ class _RankHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Do this after all plugins have been configured, and before these handle the session's start."""
-        config, context = session.config, session.config.stash[RANK]
-        loaded = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
-        for plugin in _plugins(config, "in_rank", loaded.__contains__):
+        config = session.config
+        for plugin in _plugins(config, "in_rank", _with_default_roles(config).__contains__):
             config.pluginmanager.register(plugin)
         return (yield)
+
+
+def _with_default_roles(config: pytest.Config) -> set[str]:
+    """Return the names and modules of the loaded plugins to which the user has given no other role."""
+    context = config.stash[RANK]
+    modules = {module: module for module in context.absent}
+    for name, plugin in config.pluginmanager.list_name_plugin():
+        if plugin is not None:
+            modules[name] = modules[getattr(plugin, "__name__", name)] = module_of(plugin)
+    chosen = dict(context.session.roles)
+    return {name for name, module in modules.items() if chosen.keys().isdisjoint((module, module.partition(".")[0]))}
 
 
 def _plugins(

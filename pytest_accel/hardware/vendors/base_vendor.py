@@ -74,6 +74,8 @@ class BaseVendor:
         return tuple(f"{name}:{sorted(indices).index(index)}" for index in indices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        if not self.mask_variables and self.facts.torch_type == "cpu":
+            return  # No variable hides a CPU or a named resource.
         # torch counts in this order.
         counted = sorted(devices, key=lambda device: device.index) if self.facts.torch_index == "ascending" else devices
         lacking = self.lacking() if self.facts.build is not None else None

@@ -62,10 +62,6 @@ class Cpu(BaseVendor):
             for index, part in enumerate(parts)
         )
 
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` unchanged: all CPUs are assumed to be equally fast."""
-        return tuple(devices)
-
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Set ``OMP_NUM_THREADS`` to the number of CPUs of `devices`, unless `environ` has it.
 
@@ -73,9 +69,6 @@ class Cpu(BaseVendor):
         """
         cores = {core for device in devices for core in device.cores}
         return {_THREADS: str(len(cores))} if cores and _THREADS not in environ else {}
-
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Do nothing: no variable hides a CPU."""
 
 
 make = Cpu.make

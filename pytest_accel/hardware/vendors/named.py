@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
@@ -36,6 +34,3 @@ class Named(BaseVendor):
         """Return the devices of the resource."""
         ids = [f"{self.kind}-{index}" for index in range(self._count)]
         return tuple(Device(self.kind, name, index, self.kind, self._bytes) for index, name in enumerate(ids))
-
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Do nothing: no variable hides a named resource."""

@@ -40,8 +40,6 @@ class Xpu(BaseVendor):
     """
 
     facts = KINDS["xpu"]
-    _numbers_mean_cards = False
-    """True if every card is known to have a single tile; else a mask may have numbers of tiles."""
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order.
@@ -61,8 +59,6 @@ class Xpu(BaseVendor):
                 names = ", ".join(nodes) or "it has none"
                 notes.append(f"{address} is left out: it has no render node that this process can open ({names})")
         self.notes = tuple(notes)
-        tiles = {address: list((folder / "device").glob("tile[0-9]*")) for address, folder in folders.items()}
-        self._numbers_mean_cards = all(len(found) == 1 or card == _INTEGRATED for card, found in tiles.items())
         devices = [
             Device(
                 kind=self.kind,
@@ -86,8 +82,8 @@ class Xpu(BaseVendor):
         """
         left: Sequence[Device] | None = devices
         if (text := environ.get(_AFFINITY, "")) not in ("", "default"):
-            plain = environ.get(_HIERARCHY) == "COMPOSITE" or self._numbers_mean_cards
-            left = read_devices(text, devices) if plain else None
+            # By default, the numbers are those of tiles.
+            left = read_devices(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
         if left is None or any(environ.get(name) for name in _ONLY_TORCH_READS):
             return self.ask(devices, environ)
         counted = sorted(left or (), key=lambda device: device.index)

@@ -1,0 +1,275 @@
+"""The operations of torch.distributed that this rank has issued, and what it has not waited for. Runs in ranks only.
+
+A message that nobody has received stays in its process group, and the next test would receive it. torch numbers
+messages for nccl only. But all functions of `torch.distributed` for messages, also those for several and for objects,
+call the methods `send`, `recv` and `recv_anysource` of the process group. So these methods are replaced with ones that
+count.
+
+gloo completes a collective in a thread. If it fails after the end of its test, the failure is never seen, or it closes
+the connections of the next test. So the methods of the process group that start collectives are replaced with ones that
+keep the result until it is complete, and those that wait for the result with ones that release it: whoever waits sees
+the error. Only what tests start is judged, and only gloo's collectives on tensors of the CPU are kept:
+`torch_devices.wait_for_devices` waits for those of nccl.
+
+These methods do not see calls in C++, which for messages only compiled code makes (`torch_api.compiles_messages`), nor
+those of a backend's own object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from functools import wraps
+from sys import _getframe
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+from msgspec import structs
+
+from pytest_accel.compat import torch_api
+from pytest_accel.core.clock import monotonic
+from pytest_accel.messages.flight_record import COLLECTIVES
+from pytest_accel.messages.rank_messages import Channel, UnawaitedCollective
+from pytest_accel.rank.raised_errors import first_line
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup, Work
+
+Issued = tuple[Callable[[], "ProcessGroup | None"], Channel | None, int | None]
+"""An operation: a reference to its group, its channel (None: a collective), and its number in that or in the group."""
+_LIMIT = 2.0
+"""Seconds at the end of a test for all its collectives. All ranks have started them, and gloo takes milliseconds."""
+_SHORTEST = timedelta(milliseconds=1)
+"""torch waits without a limit if the limit is zero."""
+_TAGGED = frozenset(("gloo", "mpi"))
+"""Backends with which only operations with the same tag meet. The others ignore tags."""
+_TORCH = "torch.distributed.distributed_c10d"
+"""The module with torch's functions for messages."""
+_SKIPPED = ("torch.", f"{__name__.partition('.')[0]}.")
+"""Packages whose lines are not shown as the place of an operation."""
+
+
+class _Counts:
+    """The operations that this rank has issued in one process group since the group was made."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        """Held while an operation of gloo is issued and counted: threads of fixtures may send at any time."""
+        self.issued: Counter[Channel] = Counter()
+        self.numbered = 0
+        """Number of those that gloo numbers as it numbers collectives."""
+
+
+class Operations:
+    """The operations of this rank; one for each rank."""
+
+    def __init__(self, in_test: Callable[[], bool]) -> None:
+        """`in_test` returns whether the call of a test is running."""
+        self._in_test = in_test
+        self._groups: WeakKeyDictionary[ProcessGroup, _Counts] = WeakKeyDictionary()
+        self.works: WeakKeyDictionary[Work, Issued] = WeakKeyDictionary()
+        """The operations by their results."""
+        self.awaited: Work | None = None
+        """The result for which this rank waits without a limit, in any thread."""
+        self._lock = Lock()  # Tests start collectives from several threads.
+        self._started: dict[int, tuple[Work, UnawaitedCollective]] = {}
+        """The collectives of the running test that nobody has waited for, by the identity of their results."""
+        self._failed = False
+        """True if a wait for an operation of any kind has raised an error since the last test."""
+
+    def install(self) -> None:
+        """See the operations of all process groups from now on."""
+        import torch
+        import torch.distributed as dist
+
+        self._cpu = torch.device("cpu")
+        self._tensor = torch.Tensor
+        self._wait: Callable[..., object] = dist.Work.wait
+        for name in ("send", "recv", "recv_anysource"):
+            self._count(dist.ProcessGroup, name)
+        self._count_barrier(dist.ProcessGroup, "monitored_barrier")
+        for name in torch_api.collective_methods():
+            self._keep_result_of(dist.ProcessGroup, name)
+        for name in ("wait", "get_future"):
+            self._release_after(dist.Work, name)
+
+    def _of(self, group: ProcessGroup) -> _Counts:
+        return self._groups.setdefault(group, _Counts())
+
+    def _count(self, owner: Any, name: str) -> None:
+        original, of, works = getattr(owner, name), self._of, self.works
+
+        @wraps(original)
+        def method(self: ProcessGroup, tensors: list[Tensor], *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            counts = of(self)
+            tag = named["tag"] if "tag" in named else args[-1] if args else 0
+            peer = args[0] if args else named.get("dstRank", named.get("srcRank"))
+            channel = name != "send", None if name == "recv_anysource" else peer, tag if self.name() in _TAGGED else 0
+            on_cpu = all(getattr(tensor, "is_cpu", False) for tensor in tensors)
+            # gloo takes microseconds, but nccl may wait for the other rank.
+            with counts.lock if on_cpu else nullcontext():
+                work = original(self, tensors, *args, **named)
+                counts.issued[channel] += 1
+                counts.numbered += on_cpu
+                if on_cpu and work is not None:
+                    works[work] = ref(self), channel, counts.issued[channel]
+            return work
+
+        replace_method(owner, name, method)
+
+    def _count_barrier(self, owner: Any, name: str) -> None:
+        original, of = getattr(owner, name), self._of
+
+        @wraps(original)
+        def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
+            """Leave out the messages that gloo itself sends: rank 0 exchanges some with each other rank."""
+            __tracebackhide__ = True
+            counts, before = of(self), torch_api.sequence_number(self) or 0
+            try:
+                return original(self, *args, **named)
+            finally:
+                with counts.lock:
+                    counts.numbered += (torch_api.sequence_number(self) or 0) - before
+
+        replace_method(owner, name, method)
+
+    def _keep_result_of(self, owner: Any, name: str) -> None:
+        original, operations = getattr(owner, name), self
+
+        @wraps(original)
+        def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            work = original(self, *args, **named)
+            if work is not None:
+                operations.works[work] = ref(self), None, operations.collectives(self)
+                operations._keep(self, name, work, (*args, *named.values()))
+            return work
+
+        replace_method(owner, name, method)
+
+    def _release_after(self, owner: Any, name: str) -> None:
+        original, operations = getattr(owner, name), self
+
+        @wraps(original)
+        def method(self: Work, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            operations.awaited = self if name == "wait" and not args and not named else None
+            try:
+                return original(self, *args, **named)
+            except RuntimeError:
+                operations._failed = True
+                raise
+            finally:
+                operations.awaited = None
+                operations._release(self)
+
+        replace_method(owner, name, method)
+
+    # Counts
+
+    def collectives(self, group: ProcessGroup) -> int | None:
+        """Return the number of collectives in `group` since it was made, as in torch's record; None if it is unknown.
+
+        The number of the group is another one: gloo numbers messages, too.
+        """
+        counts = self._groups.get(group)
+        if counts is None or group.name() != "gloo":
+            return torch_api.sequence_number(group)
+        with counts.lock:
+            return (torch_api.sequence_number(group) or 0) - counts.numbered
+
+    def counts(self, group: ProcessGroup) -> dict[str, int]:
+        """Return the numbers of collectives and messages in `group` since it was made, by counter."""
+        found = {counter(channel): number for channel, number in self.messages(group).items()}
+        return found if (number := self.collectives(group)) is None else {COLLECTIVES: number, **found}
+
+    def messages(self, group: ProcessGroup) -> dict[Channel, int]:
+        """Return the numbers of messages in `group` since it was made."""
+        return dict(self._groups[group].issued) if group in self._groups else {}
+
+    # Collectives without a wait
+
+    def _keep(self, group: ProcessGroup, name: str, work: Work, args: tuple[object, ...]) -> None:
+        if self._in_test() and self._is_of_gloo(group, args):
+            function, code, line = find_place(name, _getframe(2))
+            with self._lock:
+                self._forget_successful()
+                self._started[id(work)] = work, UnawaitedCollective(function, code.co_filename, line, None)
+
+    def _is_of_gloo(self, group: ProcessGroup, args: tuple[object, ...]) -> bool:
+        """Return whether gloo runs a collective of `group` with the arguments `args`."""
+        for value in args:
+            while isinstance(value, (list, tuple)) and value:
+                value = value[0]
+            if isinstance(value, self._tensor):
+                return value.is_cpu and torch_api.backend_name(group, self._cpu) == "gloo"
+        return bool(group.name() == "gloo")  # A barrier has no tensors.
+
+    def _release(self, work: Work) -> None:
+        """Forget `work`, whose result its test knows, unless only the limit of the wait has passed."""
+        if id(work) in self._started:
+            with self._lock:
+                if work.is_completed():
+                    self._started.pop(id(work), None)
+
+    def _forget_successful(self) -> None:
+        """Forget the first collectives that have succeeded, so that their tensors are not kept in memory."""
+        for key, (work, _) in list(self._started.items()):
+            if not work.is_completed():
+                break
+            with suppress(RuntimeError):  # It has failed, and its test may still wait for it.
+                self._wait(work)
+                del self._started[key]
+
+    def take_failure(self) -> bool:
+        """Return whether a wait for an operation has raised an error since the last call of this function."""
+        failed, self._failed = self._failed, False
+        return failed
+
+    def end(self) -> tuple[UnawaitedCollective, ...]:
+        """End the test: wait for its collectives, and return those that failed or did not complete."""
+        with self._lock:
+            left, self._started = self._started, {}
+        deadline = monotonic() + _LIMIT
+        found = []
+        for work, one in left.values():
+            try:
+                self._wait(work, max(timedelta(seconds=deadline - monotonic()), _SHORTEST))
+            except RuntimeError as error:
+                found.append(structs.replace(one, error=first_line(error) if work.is_completed() else None))
+        return tuple(found)
+
+
+def counter(channel: Channel) -> str:
+    """Return the name under which a record has the number of operations of a `channel`."""
+    receives, peer, tag = channel
+    return f"{'received' if receives else 'sent'} {peer} {tag}"
+
+
+def replace_method(owner: type, name: str, method: Any) -> None:
+    """Replace the method `name` of a class of torch, written in C++, with the function `method`, which calls it."""
+    # pybind11 recognizes by this name that a method of a subclass calls its original, and then does not call it again.
+    method.__code__ = method.__code__.replace(co_name=name)
+    torch_api.skip_in_compiler(method.__code__)
+    setattr(owner, name, method)
+
+
+def find_place(method: str, frame: FrameType) -> tuple[str, CodeType, int]:
+    """Return the function of torch that the suite has called, or `method`, and the code and line of the call.
+
+    `frame` is the caller of the process group's `method`.
+    """
+    function = method
+    caller: FrameType | None = frame
+    while caller is not None and (module := caller.f_globals.get("__name__", "")).startswith(_SKIPPED):
+        if module == _TORCH and caller.f_code.co_name[0] != "_":
+            function = f"dist.{caller.f_code.co_name}"
+        frame, caller = caller, caller.f_back
+    return function, (caller or frame).f_code, (caller or frame).f_lineno
