@@ -20,10 +20,9 @@ from pytest_accel.forkserver.server_messages import (
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
-from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports, Waiting
 
 
 class LocalStarter:
@@ -40,14 +39,8 @@ class LocalStarter:
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None
 
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        return self.leases.unavailable(demand)
-
     async def take(self, demand: WorldDemand) -> HeldLease:
-        try:
-            return await self.leases.take(demand)
-        except LockFolderError as error:
-            raise PlaceError(str(error)) from error
+        return await self.leases.take(demand)
 
     def waiting(self, demand: WorldDemand) -> Waiting | None:
         obstacles = self.leases.waiting(demand)
@@ -56,8 +49,8 @@ class LocalStarter:
     def hand_on(self, taken: HeldLease) -> WorldDemand | None:
         return self.leases.hand_on(taken)
 
-    def describe(self, taken: HeldLease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        self.leases.describe(taken, test=test, pids=pids)
+    def describe(self, taken: HeldLease, test: str, pids: Sequence[int]) -> None:
+        self.leases.describe(taken, test, pids)
 
     def give_back(self, taken: HeldLease, *, killed: bool) -> None:
         self.leases.give_back(taken, killed=killed)

@@ -36,6 +36,7 @@ from pytest_accel.diagnostics.diagnosis import OutsideError
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.rank_messages import RETIRED, Retire
@@ -46,12 +47,11 @@ from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_events import world_starting
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
+    CancelDemand,
     GiveBackWorld,
     InterruptedTest,
     PoolError,
     PoolRequest,
-    RequestWorld,
     WarmServer,
     WorldGrant,
     WorldWanted,
@@ -64,7 +64,7 @@ from pytest_accel.pool.pooled_world import (
     WorldRequest,
     WorldState,
 )
-from pytest_accel.pool.starter import LostPlaceError, PlaceError, Starter, StarterReports, Taken
+from pytest_accel.pool.starter import LostPlaceError, Starter, StarterReports, Taken
 from pytest_accel.pool.summary import PoolSummary
 
 WAITING_SHOWN_AFTER = 5.0
@@ -248,11 +248,12 @@ class Pool:
     def serve(self, driver: PoolDriver, message: PoolRequest) -> None:
         """Handle a message of a driver."""
         match message:
-            case RequestWorld(number, demand, timeout):
-                self._acquire(driver, number, demand, timeout)
-            case CancelRequest(number):
-                for request in [one for one in self.requests.values() if (one.driver, one.number) == (driver, number)]:
-                    self._cancel(request)
+            case WorldDemand():
+                self._acquire(driver, message)
+            case CancelDemand(number):
+                for request in list(self.requests.values()):
+                    if (request.driver, request.demand.number) == (driver, number):
+                        self._cancel(request)
             case GiveBackWorld(world, kill_reason, noticed, retire):
                 self.give_back(world, kill_reason, noticed, retire)
             case InterruptedTest(world, test):
@@ -261,9 +262,9 @@ class Pool:
                 if not self._closing and self.broken is None:
                     self._starters.warm()
 
-    def _acquire(self, driver: PoolDriver, number: int, demand: WorldDemand, timeout: float | None) -> None:
+    def _acquire(self, driver: PoolDriver, demand: WorldDemand) -> None:
         self._last_number += 1
-        request = WorldRequest(self._last_number, demand, driver, number, timeout, WAITING_SHOWN_AFTER)
+        request = WorldRequest(self._last_number, demand, driver, WAITING_SHOWN_AFTER)
         if demand.key.ranks:
             self._record("WorldRequested", request=request.id, test=demand.holder.test, about=demand.key.about)
         self.requests[request.id] = request
@@ -411,8 +412,6 @@ class Pool:
         world = self.worlds.get(number)
         if world is not None and world.state is WorldState.STARTING:
             world.pids = pids
-            assert world.taken is not None
-            world.starter.describe(world.taken, pids=pids)
             self._record("WorldReady", world=number, pids=pids)
             if not world.start.done():
                 world.start.set_result(None)
@@ -501,8 +500,6 @@ class Pool:
         starter = self._starters.of(key)
         world = self._find_idle(request) if starter.keeps(key) else None
         if world is None:
-            if (why := starter.unavailable(request.demand)) is not None:
-                raise PoolError(why)
             taken = await self._take(request, starter)
             owned = True
             """True as long as nothing else gives `taken` back."""
@@ -523,8 +520,9 @@ class Pool:
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
         """Wait for what a world needs."""
         request.starter = starter
-        left = math.inf if request.timeout is None else max(0.0, request.since + request.timeout - monotonic())
-        late = None if left == math.inf else self._loop.call_later(left, self._refuse_late, request)
+        timeout = request.demand.timeout
+        left = None if timeout is None else max(0.0, request.since + timeout - monotonic())
+        late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
         self._loop.call_soon(self._record_wait, request)
         try:
             taken: Taken = await starter.take(request.demand)
@@ -540,7 +538,7 @@ class Pool:
 
     def _refuse_late(self, request: WorldRequest) -> None:
         found = None if request.starter is None else request.starter.waiting(request.demand)
-        why = f"no devices came free within {request.timeout:g} s (--accel-wait)"
+        why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
         self._refuse(request, "\n".join([why, *(found.obstacles if found is not None else ())]))
 
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:
@@ -581,8 +579,8 @@ class Pool:
         world.request, world.driver = request, request.driver
         holder, spec = request.demand.holder, world.spec
         try:
-            if world.taken is not None and (warm or not spec.ranks):
-                world.starter.describe(world.taken, test=holder.test, pids=None if spec.ranks else [holder.pid])
+            if world.taken is not None:
+                world.starter.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self._note(world, "WorldAcquired", request=request.id, reused=warm)
             names = self._starters.machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
@@ -609,7 +607,7 @@ class Pool:
             return  # It was cancelled, or answered when it failed.
         if isinstance(answer, PoolError):
             self._record("RequestEnded", request=request.id, why=str(answer))
-        request.driver.handle(Answer(request.number, answer))
+        request.driver.handle(Answer(request.demand.number, answer))
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
         """End the task of a request, and answer it with an error."""
@@ -707,12 +705,9 @@ class Pool:
                 if world.state is WorldState.RETIRING and 0 < left < _STACKS_BEFORE_KILL:
                     self._take_stacks(world)
             for request in list(self.requests.values()):
-                if request.starter is not None:
-                    if (why := request.starter.unavailable(request.demand)) is not None:
-                        self._refuse(request, why)
-                    elif now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
-                        request.show_at = now - request.since + WAITING_SHOWN_AGAIN
-                        self._show(f"accel: {waiting_text(line, now - request.since)}")
+                if now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
+                    request.show_at = now - request.since + WAITING_SHOWN_AGAIN
+                    self._show(f"accel: {waiting_text(line, now - request.since)}")
             self._retire_idle()
 
     def _take_stacks(self, world: PooledWorld) -> None:

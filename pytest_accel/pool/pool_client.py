@@ -10,11 +10,13 @@ from threading import Condition
 from traceback import format_exc
 from typing import Any, Protocol
 
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.holder import Holder
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
+    CancelDemand,
     DriverMessage,
     EndWithUsageError,
     GiveBackWorld,
@@ -22,7 +24,6 @@ from pytest_accel.pool.pool_messages import (
     PoolError,
     PoolMessage,
     RankEnded,
-    RequestWorld,
     ShowLine,
     WarmServer,
     WorldGrant,
@@ -51,8 +52,8 @@ class PoolClient:
         self._changed = Condition()
         """Held for each change of the attributes below."""
         self._answers: dict[int, SimpleQueue[WorldGrant | PoolError]] = {}
-        """The queue that gets the answer of each request; a request that was cancelled has none."""
-        self._last_request = 0
+        """The queue that gets the answer to each demand, by number; a demand that was cancelled has none."""
+        self._last_number = 0
         self._wanted: set[int] = set()
         self._exits: dict[tuple[int, int], RankExit] = {}
         """The exits of ranks of the driver's worlds, by world and rank."""
@@ -68,25 +69,25 @@ class PoolClient:
         """Start the fork server, since tests that need ranks are being collected."""
         self._send(WarmServer())
 
-    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
+    def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
         """Wait for a world, or a lease without one, and return it; wait for its devices at most `timeout` seconds.
 
         Raise :class:`PoolError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
         and a world that the pool grants at that moment is given back.
         """
         with self._changed:
-            self._last_request += 1
-            request = self._last_request
-            answers = self._answers[request] = SimpleQueue()
+            self._last_number += 1
+            number = self._last_number
+            answers = self._answers[number] = SimpleQueue()
         try:
-            self._send(RequestWorld(request, demand, timeout))
+            self._send(WorldDemand(key, Holder.here(test), number, timeout))
             answer = answers.get()
         except KeyboardInterrupt:
             raise  # The session ends; the controller cancels the request after showing what it waited for.
         except BaseException:
             with self._changed:
-                self._answers.pop(request, None)  # If the answer is on its way, `handle` gives the world back.
-            self._send(CancelRequest(request))
+                self._answers.pop(number, None)  # If the answer is on its way, `handle` gives the world back.
+            self._send(CancelDemand(number))
             with suppress(Empty):
                 self._give_back_unused(answers.get_nowait())
             raise
@@ -133,10 +134,10 @@ class PoolClient:
                 case RankEnded(world, rank, end):
                     self._exits[world, rank] = end
                     self._changed.notify_all()
-                case Answer(request, value):
+                case Answer(number, value):
                     if isinstance(value, WorldGrant):  # A notice of its last use may have come after its return.
                         self._wanted.discard(value.spec.world)
-                    if (answers := self._answers.pop(request, None)) is not None:
+                    if (answers := self._answers.pop(number, None)) is not None:
                         answers.put(value)
                     else:
                         unused = value

@@ -41,21 +41,10 @@ class WarmServer(Struct, frozen=True):
     """Start the fork server."""
 
 
-class RequestWorld(Struct, frozen=True):
-    """Request a world, and wait for its devices at most `timeout` seconds.
+class CancelDemand(Struct, frozen=True):
+    """Cancel a demand, without an answer."""
 
-    An :class:`Answer` with the same `request` follows, unless the request is cancelled.
-    """
-
-    request: int
-    demand: WorldDemand
-    timeout: float | None
-
-
-class CancelRequest(Struct, frozen=True):
-    """Cancel a request, without an answer."""
-
-    request: int
+    number: int
 
 
 class GiveBackWorld(Struct, frozen=True):
@@ -86,16 +75,16 @@ class EndWithUsageError(Struct, frozen=True):
     text: str
 
 
-PoolRequest = WarmServer | RequestWorld | CancelRequest | GiveBackWorld | InterruptedTest
+PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld | InterruptedTest
 DriverMessage = PoolRequest | ShowLine | EndWithUsageError
 
 # Pool to driver
 
 
 class Answer(Struct, frozen=True):
-    """The answer to the :class:`RequestWorld` with the same `request`."""
+    """The answer to the :class:`WorldDemand` with the same `number`."""
 
-    request: int
+    number: int
     value: WorldGrant | PoolError
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pickle import dumps, loads
 from traceback import format_exc
 
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient
 from pytest_accel.pool.pool_messages import (
@@ -15,7 +16,6 @@ from pytest_accel.pool.pool_messages import (
     EndWithUsageError,
     PoolError,
     PoolMessage,
-    RequestWorld,
     ShowLine,
     WarmServer,
 )
@@ -62,8 +62,8 @@ class WorkerDriver:
                 self._used_pool.post(self._used_pool.driver_lost, self)
         except BaseException:
             why = f"a request of an xdist worker has ended with an error:\n{format_exc()}"
-            if isinstance(message, RequestWorld):
-                self.handle(Answer(message.request, PoolError(why)))
+            if isinstance(message, WorldDemand):
+                self.handle(Answer(message.number, PoolError(why)))
             if self._used_pool is not None:
                 self._used_pool.fail(why)
 

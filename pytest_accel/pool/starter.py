@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -30,10 +31,6 @@ class Waiting(NamedTuple):
     """In words, such as ``2 sim devices``."""
     obstacles: list[str]
     """A line for each known reason, such as who holds a device."""
-
-
-class PlaceError(Exception):
-    """A starter cannot take what a world needs; the message says why."""
 
 
 class LostPlaceError(PlaceError):
@@ -87,13 +84,10 @@ class Starter(Protocol[Own]):
     def keeps(self, key: WorldKey) -> bool:
         """Return whether an idle world of `key` keeps what was taken for it, as devices; CPU slots are each test's."""
 
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        """Return why `demand` can never be met any more in this session, or None."""
-
     async def take(self, demand: WorldDemand) -> Own:
         """Wait for what a world needs, and return it.
 
-        Raise :class:`PlaceError` if that is not possible. A cancelled call has taken nothing.
+        Raise :class:`PlaceError` if that is not possible, or not any more. A cancelled call has taken nothing.
         """
 
     def waiting(self, demand: WorldDemand) -> Waiting | None:
@@ -106,8 +100,8 @@ class Starter(Protocol[Own]):
         has another key.
         """
 
-    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        """Tell other sessions which test uses what was taken, or which processes."""
+    def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
+        """Tell other sessions which test uses what was taken, in which processes, by rank."""
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         """Return what was taken; no process uses it any more. `killed` says whether the processes were killed."""

@@ -31,10 +31,9 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
+    CancelDemand,
     PoolError,
     PoolMessage,
-    RequestWorld,
     WorldGrant,
 )
 from pytest_accel.pool.pool_service import client_here
@@ -109,7 +108,7 @@ class ClusterPool:
     def request(self, key: WorldKey, timeout: float | None = None) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
         self.last = Unconcerned()
-        self.pool.call(self.pool.serve, self.last, RequestWorld(1, WorldDemand(key, HOLDER), timeout))
+        self.pool.call(self.pool.serve, self.last, WorldDemand(key, HOLDER, 1, timeout))
         return self.last.answers
 
     def waiting(self) -> str | None:
@@ -243,7 +242,7 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
 ) -> None:
     world = one_node.acquire(PAIR)
     cancelled = one_node.request(ONE)
-    one_node.pool.call(one_node.pool.serve, one_node.last, CancelRequest(1))
+    one_node.pool.call(one_node.pool.serve, one_node.last, CancelDemand(1))
     failed = one_node.request(ONE, scaled(3.0))
     one_node.pool.call(int)
     waits = f"a test waits for a place on the cluster: {CROWDED}"

@@ -28,11 +28,10 @@ from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
+    CancelDemand,
     PoolError,
     PoolMessage,
     RankEnded,
-    RequestWorld,
     WorldGrant,
     WorldWanted,
 )
@@ -144,14 +143,14 @@ class SimulatedSession:
 
     def request(self, wanted: WorldKey, timeout: float | None = None) -> int:
         self.last += 1
-        demand = WorldDemand(wanted, Holder.here(f"test {self.last}"))
+        demand = WorldDemand(wanted, Holder.here(f"test {self.last}"), self.last, timeout)
         self.waiting.add(self.last)
-        self.pool.call(self.pool.serve, self, RequestWorld(self.last, demand, timeout))
+        self.pool.call(self.pool.serve, self, demand)
         return self.last
 
     def cancel(self, number: int) -> None:
         self.waiting.remove(number)
-        self.pool.call(self.pool.serve, self, CancelRequest(number))
+        self.pool.call(self.pool.serve, self, CancelDemand(number))
 
     def receive(self, timeout: float = 30.0) -> WorldGrant | None:
         """Wait for an answer; return the world that a driver has got, or None if its request was cancelled before."""

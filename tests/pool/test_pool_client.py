@@ -9,13 +9,9 @@ from typing import Any, cast
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import Answer, CancelRequest, GiveBackWorld, WorldGrant
-
-DEMAND = WorldDemand(cast(WorldKey, None), Holder.here("a test"))
+from pytest_accel.pool.pool_messages import Answer, CancelDemand, GiveBackWorld, WorldGrant
 
 
 class InterruptingChannel:
@@ -46,8 +42,8 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_given_back(lat
     channel = InterruptingChannel(None if late else answer)
     client = PoolClient.over(channel)
     with pytest.raises(TimeoutError):
-        client.acquire(DEMAND, 0.0)
+        client.acquire(cast(WorldKey, None), "a test", 0.0)
     if late:
         channel.receive(pickle.dumps(answer))
     why = "its driver has stopped waiting for it"
-    assert channel.sent[1:] == [CancelRequest(1), GiveBackWorld(3, why, frozenset(), False)]
+    assert channel.sent[1:] == [CancelDemand(1), GiveBackWorld(3, why, frozenset(), False)]

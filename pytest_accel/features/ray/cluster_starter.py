@@ -25,10 +25,11 @@ from pytest_accel.features.ray.ray_messages import (
 )
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports, Waiting
 
 _LOOK_INTERVAL = 1.0
 """Seconds after which a request that still waits for a place has more worlds make room for it."""
@@ -87,9 +88,6 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
 
     def keeps(self, key: WorldKey) -> bool:
         return True
-
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        return None
 
     async def take(self, demand: WorldDemand) -> PlaceTaken:
         unfit = self._unfit.setdefault(demand.key, {})
