@@ -18,7 +18,6 @@ from pytest_accel.forkserver.server_messages import (
     KillWorld,
     ServerReport,
     ServerRequest,
-    StartInFile,
     StartWorld,
     file_with,
 )
@@ -78,8 +77,8 @@ class ForkServerClient:
         self._used = True
         if not self._process.remote:
             # Without root's rights, which this process may have given up since, the ranks cannot be reached either.
-            with suppress(PermissionError), file_with(StartWorld(world, port), self._spec.directory) as file:
-                self._send(StartInFile(len(descriptors)), [file.fileno(), *descriptors])
+            with suppress(PermissionError), file_with(world, self._spec.directory) as file:
+                self._send(StartWorld(None, port, 1 + len(descriptors)), [file.fileno(), *descriptors])
                 return
         self._send(StartWorld(world, port))
 

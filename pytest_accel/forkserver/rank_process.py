@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
@@ -36,15 +36,16 @@ from pytest_accel.messages.world_spec import WorldSpec
 
 def fork_rank(
     session: SessionSpec,
-    take_role: Callable[[], Role],
-    leave_server: Callable[[], None],
+    role: Role,
+    roles: Collection[Role],
     *,
+    leave_server: Callable[[], None],
     own_group: bool,
 ) -> int:
-    """Fork a process, which becomes the rank that ``take_role()`` returns there; return its pid.
+    """Fork a process, which becomes the rank with this `role`; return its pid.
 
-    ``leave_server()`` undoes, in the child, what only the server needs. If `own_group` is False, the child stays in the
-    server's process group.
+    The child closes the sockets of the other `roles`, and ``leave_server()`` undoes what only the server needs. If
+    `own_group` is False, the child stays in the server's process group.
     """
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).
@@ -59,9 +60,11 @@ def fork_rank(
             _disown_exit_functions()
             set_wakeup_fd(-1)
             leave_server()
+            for other in roles:
+                if other is not role:
+                    other.listener.close()
             if own_group:
                 setsid()
-            role = take_role()
             variables = _variables(session, role.spec, role.rank)
             if not all(map(is_read_later, variables)):
                 _start_interpreter(session, role, variables)

@@ -32,7 +32,7 @@ from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
-from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
+from pytest_accel.forkserver.forked_worlds import ForkedWorlds
 from pytest_accel.forkserver.preload import (
     RANK_MODULES,
     TORCH_MODULES,
@@ -52,7 +52,6 @@ from pytest_accel.forkserver.server_messages import (
     ServerNote,
     ServerReport,
     ServerRequest,
-    StartInFile,
     StartWorld,
     Survivors,
     file_with,
@@ -70,8 +69,8 @@ class _Server:
     def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
         self.connection = connection
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
-        self._fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
-        self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection))
+        fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
+        self.worlds = ForkedWorlds(begin.spec, fork, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(begin.controller)
         self._wake_read, self._wake_write = os.pipe()
@@ -101,30 +100,23 @@ class _Server:
                 self.worlds.do_due()
                 while self.connection.poll():
                     try:
-                        message, locks = self._receive()
+                        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
+                        number = message.descriptors if isinstance(message, StartWorld) else 0
+                        locks = fd_passing.receive(self.connection, number) if number else []
                     except (EOFError, OSError):
                         step("the driver has closed the connection")
                         return
-                    if isinstance(message, StartWorld):
-                        self.worlds.start(message.spec, message.port, locks)
-                    else:
+                    if isinstance(message, KillWorld):
                         self.worlds.kill(message.world, message.after)
+                    elif message.spec is None:
+                        self.worlds.start(read_file(locks.pop(0), WorldSpec), message.port, locks)
+                    else:
+                        self.worlds.start(message.spec, message.port)
 
     def _select_timeout(self) -> float | None:
         """Return the seconds until the next deadline, or None if there is none."""
         due = self.worlds.due
         return None if due is None else max(0.0, due - monotonic())
-
-    def _receive(self) -> tuple[StartWorld | KillWorld, list[int]]:
-        """Return the next request, and the descriptors that the ranks of its world inherit."""
-        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
-        if not isinstance(message, StartInFile):
-            return message, []
-        file, *locks = fd_passing.receive(self.connection, 1 + message.locks)
-        return read_file(file, StartWorld), locks
-
-    def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
-        return self._fork(partial(sockets.role, spec, rank))
 
     def _leave(self) -> None:
         """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""

@@ -70,11 +70,14 @@ class ContinueRank(Struct, frozen=True):
 
 
 class StartWorld(Struct, frozen=True, tag=True):
-    """Start the ranks of `spec` that belong to this server."""
+    """Start the ranks of a world that belong to this server."""
 
-    spec: WorldSpec
+    spec: WorldSpec | None
+    """None: it is in an unnamed file, so that a world of any size never blocks the pool while the server imports."""
     port: int | None = None
     """Port of the world's store, if another server has created it."""
+    descriptors: int = 0
+    """Number of the descriptors that follow: that of the file, and those that all ranks of the world inherit."""
 
 
 class KillWorld(Struct, frozen=True, tag=True):
@@ -85,17 +88,7 @@ class KillWorld(Struct, frozen=True, tag=True):
     """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
-class StartInFile(Struct, frozen=True, tag=True):
-    """Handle the :class:`StartWorld` in an unnamed file; the descriptor of this file follows.
-
-    So a request of any size never blocks the pool while the server imports.
-    """
-
-    locks: int = 0
-    """Number of further descriptors, which follow that of the file: all ranks of the world inherit these open files."""
-
-
-ServerRequest = StartWorld | StartInFile | KillWorld
+ServerRequest = StartWorld | KillWorld
 
 # Fork server to pool
 
@@ -149,7 +142,7 @@ ServerReport = WorldStarted | StartFailed | RankExited | Survivors | ServerNote 
 
 
 @contextmanager
-def file_with(message: Serve | StartWorld | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
+def file_with(message: Serve | WorldSpec | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
     """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in another process."""
     with TemporaryFile(dir=directory) as file:
         file.write(encode(message))

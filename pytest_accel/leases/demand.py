@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 
 
-@dataclass(frozen=True, slots=True)
-class WorldDemand:
+class WorldDemand(Struct, frozen=True, tag=True):
     """A test's demand for a world, or for a lease without one. The driver makes it once, and sends it to the pool.
 
     An `Answer` with the same `number` follows, unless the demand is cancelled.

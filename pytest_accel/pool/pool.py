@@ -50,7 +50,6 @@ from pytest_accel.pool.pool_messages import (
     CancelDemand,
     GiveBackWorld,
     InterruptedTest,
-    PoolError,
     PoolRequest,
     WarmServer,
     WorldGrant,
@@ -421,7 +420,7 @@ class Pool:
         if (world := self.worlds.get(number)) is not None:
             self._forget(world)
             separator = "\n" if "\n" in why else " "
-            loop_tasks.fail(world.start, PoolError(f"the ranks could not be started:{separator}{why}"))
+            loop_tasks.fail(world.start, PlaceError(f"the ranks could not be started:{separator}{why}"))
 
     def exited(self, number: int, rank: int, end: RankExit) -> None:
         """Record the end of a rank. It is an error in the session's summary if no driver can notice it."""
@@ -486,14 +485,13 @@ class Pool:
         """Answer a request: with an idle world, else with one that is started with what is taken for it."""
         try:
             if self.broken is not None or self._closing:
-                raise PoolError(self.broken or _SESSION_ENDS)
+                raise PlaceError(self.broken or _SESSION_ENDS)
             try:
                 await self._serve(request)
             except LostPlaceError:
                 await self._serve(request)
         except Exception as error:
-            expected = isinstance(error, (PoolError, PlaceError))
-            self._answer(request, PoolError(str(error) if expected else format_exc()))
+            self._answer(request, str(error) if isinstance(error, PlaceError) else format_exc())
 
     async def _serve(self, request: WorldRequest) -> None:
         key = request.demand.key
@@ -602,18 +600,18 @@ class Pool:
         else:
             self._hand_over(world, request)
 
-    def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
+    def _answer(self, request: WorldRequest, answer: WorldGrant | str) -> None:
         if self.requests.pop(request.id, None) is None:
             return  # It was cancelled, or answered when it failed.
-        if isinstance(answer, PoolError):
-            self._record("RequestEnded", request=request.id, why=str(answer))
+        if isinstance(answer, str):
+            self._record("RequestEnded", request=request.id, why=answer)
         request.driver.handle(Answer(request.demand.number, answer))
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
         """End the task of a request, and answer it with an error."""
         assert request.task is not None
         request.task.cancel()
-        self._answer(request, PoolError(why))
+        self._answer(request, why)
 
     def _find_idle(self, request: WorldRequest) -> PooledWorld | None:
         """Return an idle world for `request` whose ranks are all alive, or None.
@@ -627,7 +625,7 @@ class Pool:
     def _kill(self, world: PooledWorld, why: str) -> None:
         """Kill the processes of a world at once, because of `why`."""
         world.become(WorldState.KILLED)
-        loop_tasks.fail(world.start, PoolError(why))
+        loop_tasks.fail(world.start, PlaceError(why))
         self._note(world, "WorldEnding", why=why, killed=True)
         self._kill_after(world, 0.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pickle import dumps, loads
 from queue import Empty, SimpleQueue
 from threading import Condition
 from traceback import format_exc
@@ -13,7 +12,9 @@ from typing import Any, Protocol
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelDemand,
@@ -21,7 +22,6 @@ from pytest_accel.pool.pool_messages import (
     EndWithUsageError,
     GiveBackWorld,
     InterruptedTest,
-    PoolError,
     PoolMessage,
     RankEnded,
     ShowLine,
@@ -51,7 +51,7 @@ class PoolClient:
         self._send = send
         self._changed = Condition()
         """Held for each change of the attributes below."""
-        self._answers: dict[int, SimpleQueue[WorldGrant | PoolError]] = {}
+        self._answers: dict[int, SimpleQueue[WorldGrant | str]] = {}
         """The queue that gets the answer to each demand, by number; a demand that was cancelled has none."""
         self._last_number = 0
         self._wanted: set[int] = set()
@@ -61,7 +61,7 @@ class PoolClient:
     @classmethod
     def over(cls, channel: Channel) -> PoolClient:
         """Return the client in an xdist worker; the pool is at the other end of `channel`."""
-        client = cls(lambda message: channel.send(dumps(message)))
+        client = cls(lambda message: channel.send(encode(message)))
         channel.setcallback(client._receive, endmarker=None)
         return client
 
@@ -72,7 +72,7 @@ class PoolClient:
     def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
         """Wait for a world, or a lease without one, and return it; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PoolError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
+        Raise :class:`PlaceError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
         and a world that the pool grants at that moment is given back.
         """
         with self._changed:
@@ -91,8 +91,8 @@ class PoolClient:
             with suppress(Empty):
                 self._give_back_unused(answers.get_nowait())
             raise
-        if isinstance(answer, PoolError):
-            raise answer
+        if isinstance(answer, str):
+            raise PlaceError(answer)
         return answer
 
     def give_back(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
@@ -144,7 +144,7 @@ class PoolClient:
         if unused is not None:
             self._give_back_unused(unused)
 
-    def _give_back_unused(self, answer: WorldGrant | PoolError) -> None:
+    def _give_back_unused(self, answer: WorldGrant | str) -> None:
         """Give back a world that nobody waits for any more."""
         if isinstance(answer, WorldGrant):
             self.give_back(answer.spec.world, "its driver has stopped waiting for it", frozenset(), False)
@@ -154,11 +154,11 @@ class PoolClient:
             self._fail("the main pytest process has ended")
             return
         try:
-            self.handle(loads(data))
+            self.handle(decode(data, PoolMessage))
         except BaseException:  # execnet would close the channel without a message.
             self._fail(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
             raise
 
     def _fail(self, why: str) -> None:
         for answers in list(self._answers.values()):
-            answers.put(PoolError(why))
+            answers.put(why)

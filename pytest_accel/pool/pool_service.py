@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pickle import dumps, loads
 from traceback import format_exc
 
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient
 from pytest_accel.pool.pool_messages import (
     Answer,
     DriverMessage,
     EndWithUsageError,
-    PoolError,
     PoolMessage,
     ShowLine,
     WarmServer,
@@ -44,7 +43,7 @@ class WorkerDriver:
 
     def handle(self, message: PoolMessage) -> None:
         with suppress(OSError):  # The worker has ended; the end marker follows.
-            self._channel.send(dumps(message))
+            self._channel.send(encode(message))
 
     def receive(self, data: bytes | None) -> None:
         """Handle a serialized message of the worker; None says that it has ended.
@@ -54,7 +53,7 @@ class WorkerDriver:
         message: DriverMessage | None = None
         try:
             if data is not None:
-                message = loads(data)
+                message = decode(data, DriverMessage)
                 if not _is_shown(message, self._show, self._on_usage_error):
                     self._used_pool = self._get_pool()
                     self._used_pool.post(self._used_pool.serve, self, message)
@@ -63,7 +62,7 @@ class WorkerDriver:
         except BaseException:
             why = f"a request of an xdist worker has ended with an error:\n{format_exc()}"
             if isinstance(message, WorldDemand):
-                self.handle(Answer(message.number, PoolError(why)))
+                self.handle(Answer(message.number, why))
             if self._used_pool is not None:
                 self._used_pool.fail(why)
 

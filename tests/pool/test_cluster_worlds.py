@@ -32,7 +32,6 @@ from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelDemand,
-    PoolError,
     PoolMessage,
     WorldGrant,
 )
@@ -87,7 +86,7 @@ class Unconcerned:
     """A driver with one request, which keeps its world although another request waits for it."""
 
     def __init__(self) -> None:
-        self.answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[WorldGrant | str] = queue.SimpleQueue()
 
     def handle(self, message: PoolMessage) -> None:
         if isinstance(message, Answer):
@@ -105,7 +104,7 @@ class ClusterPool:
     last: Unconcerned = field(default_factory=Unconcerned)
     """The driver of the last request."""
 
-    def request(self, key: WorldKey, timeout: float | None = None) -> queue.SimpleQueue[WorldGrant | PoolError]:
+    def request(self, key: WorldKey, timeout: float | None = None) -> queue.SimpleQueue[WorldGrant | str]:
         """Request a world; return the queue that gets the answer."""
         self.last = Unconcerned()
         self.pool.call(self.pool.serve, self.last, WorldDemand(key, HOLDER, 1, timeout))
@@ -116,7 +115,7 @@ class ClusterPool:
         requests = self.pool.call(lambda: [one.id for one in self.pool.requests.values() if one.driver is self.last])
         return self.pool.call(self.pool.waiting, requests[0]) if requests else None
 
-    def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
+    def get(self, answers: queue.SimpleQueue[WorldGrant | str]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer

@@ -29,7 +29,6 @@ from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelDemand,
-    PoolError,
     PoolMessage,
     RankEnded,
     WorldGrant,
@@ -106,7 +105,7 @@ class SimulatedSession:
     """A session with its pool, and the drivers that use it, all in the thread of the test."""
 
     pool: Pool
-    answers: queue.SimpleQueue[tuple[int, WorldGrant | PoolError]] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[tuple[int, WorldGrant | str]] = field(default_factory=queue.SimpleQueue)
     waiting: set[int] = field(default_factory=set)
     """The requests without an answer."""
     ended: list[tuple[int, int, RankExit]] = field(default_factory=list)

@@ -266,7 +266,7 @@ class _Agent:
         """Take a lease, and tell the driver its devices, or why there is none."""
         number = message.number
         # The lock file must name a process of this machine, for the other sessions here.
-        demand = replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
+        demand = structs.replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
             _, leases = self._use(message.settings)
             lease = self._granted[number] = await leases.take(demand, need=message.need, mask=message.mask)

@@ -120,7 +120,7 @@ class _LeaseHooks(_Fixture):
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[int]) -> None:
         """Wait for the leases, one after the other, and add their numbers to `held`. Raise what the setup raises."""
         from pytest_accel import late_marks
-        from pytest_accel.pool.pool_messages import PoolError
+        from pytest_accel.leases.shared_folder import PlaceError
         from pytest_accel.verdict import remote_exceptions
 
         late_marks.fail_expected(item.config)
@@ -134,7 +134,7 @@ class _LeaseHooks(_Fixture):
                     spec = self._session.pool_client.acquire(key, item.nodeid, wait).spec
                     held.append(spec.world)
                     self.devices += spec.devices
-            except PoolError as error:
+            except PlaceError as error:
                 raise remote_exceptions.not_run(str(error)) from None
         elif MARKED not in item.stash:  # An item with marks of the kernel says so itself.
             if self._session.settings.strict:
