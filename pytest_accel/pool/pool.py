@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from socket import gethostname
 from threading import current_thread
-from traceback import format_exc
+from traceback import format_exc, format_exception
 from typing import Any, Protocol, TypeVar
 
 from pytest_accel.compat.asyncio_shims import GuardedLoop
@@ -227,20 +227,11 @@ class Pool:
 
     def _failed(self, context: dict[str, Any]) -> None:
         """Terminate all worlds because the pool has an error. The one place where a bug of it ends."""
-        error = context.get("exception")
-        try:
-            raise error if error is not None else RuntimeError(context.get("message"))
-        except BaseException:
-            self.fail(f"the pool has ended with an error:\n{format_exc()}")
-
-    def fail(self, why: str) -> None:
-        """Terminate all worlds because of an error; `why` has its traceback. Requests get an error from then on."""
-        if current_thread() is not self._thread:
-            self.post(self.fail, why)
-            return
-        no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
-        hint = "/proc cannot be read: ranks cannot be started without it" if no_proc else ""
-        self.broken_by("\n".join(filter(None, (hint, why.rstrip()))))
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        why = f"the pool has ended with an error:\n{''.join(format_exception(error)).rstrip()}"
+        if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
+            why = f"/proc cannot be read: ranks cannot be started without it\n{why}"
+        self.broken_by(why)
 
     # Called by drivers
 
@@ -673,12 +664,8 @@ class Pool:
             if world.keeps and monotonic() - world.since > IDLE_LIMIT:
                 self._retire(world, f"idle for {IDLE_LIMIT:.0f} s")
         idle = sorted(self._in_state(WorldState.IDLE), key=lambda world: world.since)
-        ranks = [sum(not world.spec.is_remote(rank) for rank in range(world.spec.ranks)) for world in idle]
-        excess = sum(ranks) - max(KEPT_RANKS, 2 * self._slots)
-        for world, here in zip(idle[:-1], ranks, strict=False):
-            if excess > 0:
-                excess -= here
-                self._retire(world, "more ranks were idle than are kept")
+        while len(idle) > 1 and sum(world.spec.ranks for world in idle) > max(KEPT_RANKS, 2 * self._slots):
+            self._retire(idle.pop(0), "more ranks were idle than are kept")
 
     def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:
         """Yield the worlds that are in `state` when their turn comes: the caller may change states meanwhile."""

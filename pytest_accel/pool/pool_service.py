@@ -60,11 +60,11 @@ class WorkerDriver:
             elif self._used_pool is not None:
                 self._used_pool.post(self._used_pool.driver_lost, self)
         except BaseException:
-            why = f"a request of an xdist worker has ended with an error:\n{format_exc()}"
+            why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
             if isinstance(message, WorldDemand):
                 self.handle(Answer(message.number, why))
             if self._used_pool is not None:
-                self._used_pool.fail(why)
+                self._used_pool.post(self._used_pool.broken_by, why)
 
 
 def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
