@@ -93,7 +93,6 @@ class SessionPool:
             show=show,
             record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
             starters=starters,
-            on_cluster=cluster is not None,
         )
 
     def close(self, *, gracefully: bool) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import gc
 import importlib.machinery
 import os
-import platform
 import select
 import selectors
 import shutil
@@ -47,13 +46,11 @@ from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
     FirstStep,
     KillWorld,
-    PreloadFailed,
     Serve,
-    ServerNote,
+    ServerNotice,
     ServerReport,
     ServerRequest,
     StartWorld,
-    Survivors,
     file_with,
     read_file,
 )
@@ -137,7 +134,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     """
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
-    no_log = log.start_here(f"fork server {first.server}")
+    log.start_here(f"fork server {first.server}")
     step("starts; its parent is process %d", parent)
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
@@ -161,21 +158,19 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         os.environ.update(begin.environment)
         for name in os.environ.keys() - begin.environment.keys():
             del os.environ[name]
-        no_log = log.start_here(f"fork server {first.server}")
+        log.start_here(f"fork server {first.server}")
     if _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
         step("starts again: the suite's folders have other modules than those that it has imported")
         with file_with(begin, first.directory) as file:
             _start_anew(connection, first, file.fileno(), spec.sys_path)
     sys.path[:] = spec.sys_path
-    _serve(Connection(connection), begin, first, parent, no_log)
+    _serve(Connection(connection), begin, first, parent)
 
 
-def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, no_log: str | None) -> NoReturn:
-    """Serve the session of `begin`, and exit; `no_log` says why this process cannot write the session's log."""
-    if no_log is not None:
-        _send(connection, ServerNote(f"the log has no steps of processes on {platform.node()}: {no_log}"))
+def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
+    """Serve the session of `begin`, and exit."""
     if first.problem is not None:
-        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {first.problem}"))
+        _send(connection, ServerNotice(f"ranks load pytest's plugins themselves: their import {first.problem}"))
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(first.directory)
     error = None
@@ -189,7 +184,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
     code = 1
     try:
         if error is not None:
-            _send(connection, PreloadFailed(error))
+            _send(connection, ServerNotice(error=error))
         else:
             _Server(connection, begin, launched=parent != begin.controller).serve()
         code = 0
@@ -199,7 +194,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
         if getpid() == pid:  # A forked child with an error also comes here.
             step("ends with status %d", code)
             if left := _clean_up(first.own_folder):
-                _send(connection, Survivors(left))
+                _send(connection, ServerNotice(survivors=left))
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 

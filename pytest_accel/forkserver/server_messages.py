@@ -118,25 +118,18 @@ class RankExited(Struct, frozen=True, tag=True):
     exit: RankExit
 
 
-class Survivors(Struct, frozen=True, tag=True):
-    """Processes that the server could not kill at its end; the last message of the server."""
+class ServerNotice(Struct, frozen=True, tag=True):
+    """Something for the session's summary."""
 
-    processes: tuple[str, ...]
-
-
-class ServerNote(Struct, frozen=True, tag=True):
-    """A note that is shown with ``-v``."""
-
-    text: str
-
-
-class PreloadFailed(Struct, frozen=True, tag=True):
-    """The server cannot fork ranks because of a module that ``accel_preload`` names; `text` is the error."""
-
-    text: str
+    note: str = ""
+    """A line that is shown with ``-v``."""
+    error: str = ""
+    """Why the server can never fork ranks: an error of a module that ``accel_preload`` names."""
+    survivors: tuple[str, ...] = ()
+    """Processes that the server could not kill at its end."""
 
 
-ServerReport = WorldStarted | StartFailed | RankExited | Survivors | ServerNote | PreloadFailed
+ServerReport = WorldStarted | StartFailed | RankExited | ServerNotice
 
 # Messages in files
 

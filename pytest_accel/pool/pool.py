@@ -34,6 +34,7 @@ from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.diagnosis import OutsideError
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.forkserver.server_messages import RankExited, ServerNotice, ServerReport, StartFailed, WorldStarted
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
@@ -144,12 +145,11 @@ class Pool:
         record: Recorder,
         show: Callable[[str], None],
         starters: Callable[[StarterReports], Starters],
-        on_cluster: bool = False,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         `workers` numbers the ranks. `record` gets the events of the pool, and `show` lines for the terminal. `starters`
-        is called in the pool's thread. The devices of a cluster are known once they are used (`on_cluster`).
+        is called in the pool's thread.
         """
         self.summary = PoolSummary(spec.directory)
         self.directory = spec.directory
@@ -179,7 +179,7 @@ class Pool:
         """The tasks that do not belong to a request."""
         self._thread = threads.start(self._run, "accel-pool")
         try:
-            self.call(self._open, starters, on_cluster)
+            self.call(self._open, starters)
         except BaseException:
             self._loop.call_soon_threadsafe(self._loop.stop)
             raise
@@ -216,7 +216,8 @@ class Pool:
             return method(*arguments)
         return result.result(threads.END_TIMEOUT)
 
-    def _open(self, starters: Callable[[StarterReports], Starters], on_cluster: bool) -> None:
+    def _open(self, starters: Callable[[StarterReports], Starters]) -> None:
+        on_cluster = self._machine.is_cluster  # Its devices are known once they are used.
         self._starters = starters(self)
         self._record("PoolOpened", slots=self._slots, kind=self._machine.session_kind)
         if on_cluster or len(self._starters.machines) > 1:
@@ -273,8 +274,8 @@ class Pool:
         found = None if request is None or request.starter is None else request.starter.waiting(request.demand)
         if request is None or found is None:
             return None
-        waits = f"{request.demand.holder.test} waits for {found.what}"
-        return ": ".join(filter(None, (waits, "; ".join(found.obstacles))))
+        what, obstacles = found
+        return ": ".join(filter(None, (f"{request.demand.holder.test} waits for {what}", "; ".join(obstacles))))
 
     def cancel_waiting(self) -> list[str]:
         """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""
@@ -368,7 +369,7 @@ class Pool:
             # The fork server, which kills what its ranks have left, may have failed.
             if not await self._starters.stop() or self.broken is not None:
                 with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
-                    self.left(kill_marked(self.directory))
+                    self._report_left(kill_marked(self.directory))
             for world in list(self.worlds.values()):
                 self._forget(world)
 
@@ -397,7 +398,23 @@ class Pool:
             world.forced_exit = RankExit(ExitCause.LOCK_LOST)
             self._kill(world, why)
 
-    def started(self, number: int, pids: tuple[int, ...]) -> None:
+    def report(self, message: ServerReport) -> None:
+        """Handle what a fork server reports."""
+        match message:
+            case WorldStarted(number, pids):
+                self._started(number, pids)
+            case StartFailed(number, why):
+                self._not_started(number, why)
+            case RankExited(number, rank, end):
+                self.exited(number, rank, end)
+            case ServerNotice(note, error, survivors):
+                self._report_left(survivors)
+                if note:
+                    self.summary.add_note(note)
+                if error:
+                    self.broken_by(error)
+
+    def _started(self, number: int, pids: tuple[int, ...]) -> None:
         """Let the request of a world have it."""
         world = self.worlds.get(number)
         if world is not None and world.state is WorldState.STARTING:
@@ -406,7 +423,7 @@ class Pool:
             if not world.start.done():
                 world.start.set_result(None)
 
-    def not_started(self, number: int, why: str) -> None:
+    def _not_started(self, number: int, why: str) -> None:
         """Answer the request of a world that could not be started."""
         if (world := self.worlds.get(number)) is not None:
             self._forget(world)
@@ -427,7 +444,7 @@ class Pool:
         if world.ended and world.ending:
             self._forget(world)
 
-    def left(self, processes: Iterable[str]) -> None:
+    def _report_left(self, processes: Iterable[str]) -> None:
         """Report processes that live on although they were killed."""
         self.summary.errors += [f"{process} could not be killed" for process in processes]
 
@@ -445,17 +462,13 @@ class Pool:
             for rank in range(world.spec.ranks):
                 if world.spec.server_of(rank) == server:
                     world.rank_exited(rank, end)  # Before the slow cleanup, since the drivers wait for it.
-        self.left(kill_marked(self.directory, server))
+        self._report_left(kill_marked(self.directory, server))
         for world in worlds:
             if world.state is WorldState.RETIRING and self._closing:
                 self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
             if world.state not in (WorldState.IN_USE, WorldState.GONE):
                 self._kill(world, why)
-
-    def note(self, text: str) -> None:
-        """Show `text` with ``-v``."""
-        self.summary.add_note(text)
 
     def broken_by(self, why: str) -> None:
         """Terminate all worlds, and start none any more; the first reason stays."""
@@ -528,7 +541,7 @@ class Pool:
     def _refuse_late(self, request: WorldRequest) -> None:
         found = None if request.starter is None else request.starter.waiting(request.demand)
         why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
-        self._refuse(request, "\n".join([why, *(found.obstacles if found is not None else ())]))
+        self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:
         """Return the world for `request`, whose processes are to be started. It has `taken` from then on."""
@@ -551,7 +564,7 @@ class Pool:
         try:
             world.starter.start(world.spec, world.taken)
         except Exception as error:  # For example no memory for a process.
-            self.not_started(world.spec.world, str(error) if isinstance(error, NoThreadError) else format_exc())
+            self._not_started(world.spec.world, str(error) if isinstance(error, NoThreadError) else format_exc())
         try:
             await shield(world.start)
             if world.state is not WorldState.STARTING:
@@ -605,12 +618,12 @@ class Pool:
         self._answer(request, why)
 
     def _find_idle(self, request: WorldRequest) -> PooledWorld | None:
-        """Return an idle world for `request` whose ranks are all alive, or None.
+        """Return an idle world for `request`, or None.
 
         The world that its driver has used last is the first choice: it has the fixtures of the module.
         """
         key = request.demand.key
-        found = [one for one in self._in_state(WorldState.IDLE) if one.spec.key == key and not one.exits]
+        found = [one for one in self._in_state(WorldState.IDLE) if one.spec.key == key]
         return next((one for one in found if one.driver is request.driver), found[0] if found else None)
 
     def _kill(self, world: PooledWorld, why: str) -> None:

@@ -19,7 +19,6 @@ from pytest_accel.pool.pool_messages import (
     Answer,
     CancelDemand,
     DriverMessage,
-    EndWithUsageError,
     GiveBackWorld,
     InterruptedTest,
     PoolMessage,
@@ -122,7 +121,7 @@ class PoolClient:
 
     def usage_error(self, text: str) -> None:
         """End the session with `text`, because a test requests something impossible."""
-        self._send(EndWithUsageError(text))
+        self._send(ShowLine(text, is_usage_error=True))
 
     def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""

@@ -64,16 +64,12 @@ class ShowLine(Struct, frozen=True, tag=True):
     """Write a line to the terminal."""
 
     line: str
-
-
-class EndWithUsageError(Struct, frozen=True, tag=True):
-    """End the session with `text`."""
-
-    text: str
+    is_usage_error: bool = False
+    """True if the session ends with it."""
 
 
 PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld | InterruptedTest
-DriverMessage = PoolRequest | ShowLine | EndWithUsageError
+DriverMessage = PoolRequest | ShowLine
 
 # Pool to driver
 

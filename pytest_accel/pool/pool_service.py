@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from traceback import format_exc
 
+import pytest
+
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.pool import Pool
@@ -13,7 +15,6 @@ from pytest_accel.pool.pool_client import Channel, PoolClient
 from pytest_accel.pool.pool_messages import (
     Answer,
     DriverMessage,
-    EndWithUsageError,
     PoolMessage,
     ShowLine,
     WarmServer,
@@ -54,7 +55,9 @@ class WorkerDriver:
         try:
             if data is not None:
                 message = decode(data, DriverMessage)
-                if not _is_shown(message, self._show, self._on_usage_error):
+                if isinstance(message, ShowLine):
+                    (self._on_usage_error if message.is_usage_error else self._show)(message.line)
+                else:
                     self._used_pool = self._get_pool()
                     self._used_pool.post(self._used_pool.serve, self, message)
             elif self._used_pool is not None:
@@ -71,24 +74,14 @@ def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
     """Return the client of a driver in the controller, whose messages are calls of the pool."""
 
     def send(message: DriverMessage) -> None:
-        if not _is_shown(message, show, usage_error):
-            pool.post(pool.serve, client, message)
+        if isinstance(message, ShowLine):
+            if message.is_usage_error:
+                raise pytest.UsageError(message.line)
+            show(message.line)
+            return
+        pool.post(pool.serve, client, message)
         if isinstance(message, WarmServer):
             pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
 
-    def usage_error(text: str) -> None:
-        import pytest
-
-        raise pytest.UsageError(text)
-
     client = PoolClient(send)
     return client
-
-
-def _is_shown(message: object, show: Callable[[str], None], on_usage_error: Callable[[str], None]) -> bool:
-    """Handle a message for the terminal, and return whether it was one."""
-    if isinstance(message, ShowLine):
-        show(message.line)
-    elif isinstance(message, EndWithUsageError):
-        on_usage_error(message.text)
-    return isinstance(message, (ShowLine, EndWithUsageError))

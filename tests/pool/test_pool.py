@@ -15,6 +15,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.leases import HeldLease, Leases
@@ -62,12 +63,13 @@ class SimulatedRanks(LocalStarter):
         pass
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
-        asyncio.get_running_loop().call_soon(self.reports.started, spec.world, NO_PIDS[: spec.ranks])
+        started = WorldStarted(spec.world, NO_PIDS[: spec.ranks])
+        asyncio.get_running_loop().call_soon(self.reports.report, started)
 
     def kill(self, spec: WorldSpec, after: float) -> None:
         status = RETIRED if after else -9
         for rank in range(spec.ranks):
-            asyncio.get_running_loop().call_soon(self.reports.exited, spec.world, rank, exited(status))
+            asyncio.get_running_loop().call_soon(self.reports.report, RankExited(spec.world, rank, exited(status)))
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
         self.kill(spec, 0.0)

@@ -21,7 +21,7 @@ from pytest_accel.leases.leases import HeldLease, UnfitDevicesError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports
 
 
 class SessionMachines(Protocol):
@@ -119,9 +119,9 @@ class StarterOnMachines(ABC, Generic[Own]):
         self._taken.append(taken)
         return taken
 
-    def waiting(self, demand: WorldDemand) -> Waiting | None:
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         what = self._leasing.get(id(demand))
-        return self._here.waiting(demand) if what is None else Waiting(what, [])
+        return self._here.waiting(demand) if what is None else (what, [])
 
     def hand_on(self, taken: Own) -> WorldDemand | None:
         return None if taken.remote or taken.here is None else self._here.hand_on(taken.here)

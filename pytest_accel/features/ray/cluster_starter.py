@@ -29,7 +29,7 @@ from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports
 
 _LOOK_INTERVAL = 1.0
 """Seconds after which a request that still waits for a place has more worlds make room for it."""
@@ -145,11 +145,11 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             case PlaceFailed(_, reason):
                 loop_tasks.fail(found.placed, PlaceError(reason))
 
-    def waiting(self, demand: WorldDemand) -> Waiting | None:
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         for placing in self._placing.values():
             if placing.demand is demand:
                 obstacles = [*self._unfit.get(demand.key, {}).values(), placing.why]
-                return Waiting("a place on the cluster", obstacles) if placing.why else None
+                return ("a place on the cluster", obstacles) if placing.why else None
         return super().waiting(demand)
 
     def hand_on(self, taken: PlaceTaken) -> WorldDemand | None:
