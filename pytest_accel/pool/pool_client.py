@@ -50,9 +50,11 @@ class PoolClient:
         self._send = send
         self._changed = Condition()
         """Held for each change of the attributes below."""
-        self._answers: dict[int, SimpleQueue[WorldGrant | str]] = {}
-        """The queue that gets the answer to each demand, by number; a demand that was cancelled has none."""
+        self._answers: SimpleQueue[WorldGrant | str] = SimpleQueue()
+        """Gets the answer to the demand that the driver waits for."""
         self._last_number = 0
+        self._awaited = 0
+        """The number of this demand; 0: the driver waits for none."""
         self._wanted: set[int] = set()
         self._exits: dict[tuple[int, int], RankExit] = {}
         """The exits of ranks of the driver's worlds, by world and rank."""
@@ -75,20 +77,19 @@ class PoolClient:
         and a world that the pool grants at that moment is given back.
         """
         with self._changed:
-            self._last_number += 1
-            number = self._last_number
-            answers = self._answers[number] = SimpleQueue()
+            self._awaited = self._last_number = number = self._last_number + 1
+            self._answers = SimpleQueue()
         try:
             self._send(WorldDemand(key, Holder.here(test), number, timeout))
-            answer = answers.get()
+            answer = self._answers.get()
         except KeyboardInterrupt:
             raise  # The session ends; the controller cancels the request after showing what it waited for.
         except BaseException:
             with self._changed:
-                self._answers.pop(number, None)  # If the answer is on its way, `handle` gives the world back.
+                self._awaited = 0  # If the answer is on its way, `handle` gives the world back.
             self._send(CancelDemand(number))
             with suppress(Empty):
-                self._give_back_unused(answers.get_nowait())
+                self._give_back_unused(self._answers.get_nowait())
             raise
         if isinstance(answer, str):
             raise PlaceError(answer)
@@ -136,8 +137,8 @@ class PoolClient:
                 case Answer(number, value):
                     if isinstance(value, WorldGrant):  # A notice of its last use may have come after its return.
                         self._wanted.discard(value.spec.world)
-                    if (answers := self._answers.pop(number, None)) is not None:
-                        answers.put(value)
+                    if number == self._awaited:
+                        self._answers.put(value)
                     else:
                         unused = value
         if unused is not None:
@@ -159,5 +160,4 @@ class PoolClient:
             raise
 
     def _fail(self, why: str) -> None:
-        for answers in list(self._answers.values()):
-            answers.put(why)
+        self._answers.put(why)
