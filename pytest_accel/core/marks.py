@@ -27,7 +27,7 @@ class MarkError(Exception):
     def __init__(self, text: str, foreign: str = "") -> None:
         super().__init__(text)
         self.foreign = foreign
-        """Name of the mark, if the plugin's has no such arguments and it may be one of the project's own; else empty."""
+        """Name of the mark if the plugin's has no such arguments, so that it may be the project's own; else empty."""
 
 
 class Marks(NamedTuple):

@@ -503,18 +503,14 @@ class Pool:
         world = self._find_idle(request) if starter.keeps(key) else None
         if world is None:
             taken = await self._take(request, starter)
-            owned = True
-            """True as long as nothing else gives `taken` back."""
-            try:
+            with ExitStack() as undo:
+                undo.callback(starter.give_back, taken, killed=False)
                 world = None if starter.keeps(key) else self._find_idle(request)
                 if world is None:
                     world = self._begin(request, starter, taken)
                 else:
                     world.taken = taken
-                owned = False
-            finally:
-                if owned:
-                    starter.give_back(taken, killed=False)
+                undo.pop_all()
             if world.state is WorldState.STARTING and key.ranks:
                 await self._start(world)
         self._hand_over(world, request)
