@@ -119,6 +119,12 @@ _RANK_VARIABLE_PREFIXES = (
 )
 
 
+def find(environ: Mapping[str, str]) -> LauncherEnv | None:
+    """Return this process's place in the world that the innermost launcher has started; None without one or peers."""
+    first = next(recognized(environ), None)
+    return first if first is not None and first.size > 1 else None
+
+
 def recognized(environ: Mapping[str, str]) -> Iterator[LauncherEnv]:
     """Yield the place of this process in the world of each launcher that `environ` shows, the innermost launcher first.
 
@@ -196,12 +202,8 @@ def is_xdist_worker() -> bool:
 
 
 def find_here() -> LauncherEnv | None:
-    """Return the place of this process in the world that the innermost launcher has started.
-
-    Return None without a launcher or peers, and in an xdist worker.
-    """
-    first = None if is_xdist_worker() else next(recognized(os.environ), None)
-    return first if first is not None and first.size > 1 else None
+    """Call :func:`find` with this process's environment, and return its result; None in an xdist worker."""
+    return None if is_xdist_worker() else find(os.environ)
 
 
 def _parent() -> str:
