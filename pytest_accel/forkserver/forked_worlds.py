@@ -57,9 +57,10 @@ class ForkedWorlds:
         """
 
     @property
-    def due(self) -> float | None:
-        """Time at which the next ranks are to be killed (`clock.monotonic`), or None."""
-        return min(self._deadlines.values(), default=None)
+    def timeout(self) -> float | None:
+        """Seconds until the next ranks are to be killed, or None."""
+        due = min(self._deadlines.values(), default=None)
+        return None if due is None else max(0.0, due - monotonic())
 
     def start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
         """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_roles`.

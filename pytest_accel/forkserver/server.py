@@ -13,8 +13,6 @@ import contextlib
 import gc
 import importlib.machinery
 import os
-import select
-import selectors
 import shutil
 import signal
 import sys
@@ -22,11 +20,11 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from os import _exit, execve, getpid
 from typing import Any, NoReturn
 
 from pytest_accel.core import log, prctl, session_folder
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
@@ -54,7 +52,7 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
-from pytest_accel.messages import fd_passing
+from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
@@ -70,9 +68,7 @@ class _Server:
         self.worlds = ForkedWorlds(begin.spec, fork, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(begin.controller)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._woken, self._waker = unix_sockets.pair(blocking=False)
 
     def serve(self) -> None:
         """Serve requests until the controller has exited."""
@@ -80,49 +76,37 @@ class _Server:
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
             signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda number, frame: None),
         }
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.connection, selectors.EVENT_READ)
-            selector.register(self._wake_read, selectors.EVENT_READ)
-            if self._controller_end is not None:
-                selector.register(self._controller_end, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj for key, _ in selector.select(self._select_timeout())}
-                if self._controller_end in ready:
-                    step("the driver has exited")
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        ends = [] if self._controller_end is None else [self._controller_end]
+        while self._controller_end not in wait([self.connection, self._woken, *ends], self.worlds.timeout):
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+            self.worlds.reap()
+            self.worlds.do_due()
+            while self.connection.poll():
+                try:
+                    message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
+                    number = message.descriptors if isinstance(message, StartWorld) else 0
+                    locks = fd_passing.receive(self.connection, number) if number else []
+                except (EOFError, OSError):
+                    step("the driver has closed the connection")
                     return
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
-                self.worlds.reap()
-                self.worlds.do_due()
-                while self.connection.poll():
-                    try:
-                        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
-                        number = message.descriptors if isinstance(message, StartWorld) else 0
-                        locks = fd_passing.receive(self.connection, number) if number else []
-                    except (EOFError, OSError):
-                        step("the driver has closed the connection")
-                        return
-                    if isinstance(message, KillWorld):
-                        self.worlds.kill(message.world, message.after)
-                    elif message.spec is None:
-                        self.worlds.start(read_file(locks.pop(0), WorldSpec), message.port, locks)
-                    else:
-                        self.worlds.start(message.spec, message.port)
-
-    def _select_timeout(self) -> float | None:
-        """Return the seconds until the next deadline, or None if there is none."""
-        due = self.worlds.due
-        return None if due is None else max(0.0, due - monotonic())
+                if isinstance(message, KillWorld):
+                    self.worlds.kill(message.world, message.after)
+                elif message.spec is None:
+                    self.worlds.start(read_file(locks.pop(0), WorldSpec), message.port, locks)
+                else:
+                    self.worlds.start(message.spec, message.port)
+        step("the driver has exited")
 
     def _leave(self) -> None:
         """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
         for number, handler in self._inherited_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)  # None: a library has installed the handler.
-        self.connection.close()
-        for descriptor in (self._wake_read, self._wake_write, self._controller_end):
-            if descriptor is not None:
-                os.close(descriptor)
+        for one in (self.connection, self._woken, self._waker):
+            one.close()
+        if self._controller_end is not None:
+            os.close(self._controller_end)
 
 
 def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
@@ -205,7 +189,7 @@ def _receive(connection: int, parent: int) -> list[int] | None:
         if (end := prctl.end_of(parent)) is not None:  # As in `_Server`, EOF is not enough.
             stack.callback(os.close, end)
             watched.append(end)
-        if connection in select.select(watched, [], [])[0]:
+        if connection in wait(watched):
             with contextlib.suppress(EOFError):
                 return fd_passing.receive(waiting, 2)
     return None
