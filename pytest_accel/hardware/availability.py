@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_accel.core.clock import monotonic
@@ -54,7 +55,7 @@ def has_recovered(expected: int | None, health: Health, suspect: Suspect, now: f
 
 
 class Guard:
-    """Decides which `devices` of one kind may be leased now.
+    """Decides which `devices` of one kind may be leased now. Thread-safe.
 
     Only a fault that the driver itself reports sets a device aside. Everything that is inferred, such as from memory in
     use, makes a test wait for a bounded time: the cause may be processes of other programs, or the session's own main
@@ -78,11 +79,11 @@ class Guard:
         self._session = session
         self._waits = waits
         self._clock = clock
+        self._lock = threading.Lock()
         self._killed: dict[str, frozenset[int]] = {}
         """The killed processes of each device that has not been checked since."""
         self._suspects: dict[str, Suspect] = {}
-        self.aside: dict[str, str] = {}
-        """Reasons, by id, for the devices that are not leased again in this session."""
+        self._aside: dict[str, str] = {}
         self._expected = {device.id: device.memory_free for device in devices}
         """Bytes that should be free on an unused device: at the session's start, or after the last wait in vain."""
         self._occupied = {
@@ -92,33 +93,41 @@ class Guard:
         no process keeps only these from being leased: on others, the session's own processes may use it."""
         self._cache: dict[str, tuple[float, Health]] = {}
 
+    @property
+    def aside(self) -> Mapping[str, str]:
+        """Reasons, by id, for the devices that are not leased again in this session."""
+        with self._lock:
+            return dict(self._aside)
+
     def suspect(self, ids: Iterable[str], killed: Collection[int]) -> None:
         """Check these devices before they are leased again, because their processes `killed` have been killed."""
-        for name in ids:
-            before = self._suspects.pop(name).killed if name in self._suspects else frozenset()
-            self._killed[name] = self._killed.get(name, before) | frozenset(killed)
-            self._cache.pop(name, None)
+        with self._lock:
+            for name in ids:
+                before = self._suspects.pop(name).killed if name in self._suspects else frozenset()
+                self._killed[name] = self._killed.get(name, before) | frozenset(killed)
+                self._cache.pop(name, None)
 
     def refuses(self, name: str) -> str | None:
         """Return why the device may not be leased now, as text that follows its id, or None if it may."""
-        if name in self.aside:
-            return self.aside[name]
-        checked = name in self._killed or name in self._suspects
-        if not checked and not self._waits:
-            return None
-        health = self._health(name)
-        if checked:
-            if health.state == "sick":
-                self.aside[name] = health.reason
+        with self._lock:
+            if name in self._aside:
+                return self._aside[name]
+            checked = name in self._killed or name in self._suspects
+            if not checked and not self._waits:
+                return None
+            health = self._health(name)
+            if checked:
+                if health.state == "sick":
+                    self._aside[name] = health.reason
+                    return health.reason
+                if not self._has_recovered(name, health):
+                    return "waits for its memory to be released"
+            if not self._waits:
+                return None
+            if health.state == "busy" and (health.pids or name in self._occupied):
                 return health.reason
-            if not self._has_recovered(name, health):
-                return "waits for its memory to be released"
-        if not self._waits:
+            self._occupied.discard(name)
             return None
-        if health.state == "busy" and (health.pids or name in self._occupied):
-            return health.reason
-        self._occupied.discard(name)
-        return None
 
     def _has_recovered(self, name: str, health: Health) -> bool:
         now = self._clock()
