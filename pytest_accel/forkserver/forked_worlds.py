@@ -17,7 +17,7 @@ from pytest_accel.forkserver.server_messages import RankExited, ServerReport, St
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.rank_messages import RETIRED
-from pytest_accel.messages.role import LOOPBACK, Role, StorePort, host_of, loopback_interface
+from pytest_accel.messages.role import LOOPBACK, Role, host_of, loopback_interface
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -74,8 +74,7 @@ class ForkedWorlds:
                     pids.append(self._fork(role, roles))
                     self._ranks[pids[-1]] = spec.world, role.rank
                     step("rank %d of world %d is process %d", role.rank, spec.world, pids[-1])
-                store = roles[0].store_port
-                self._send(WorldStarted(spec.world, tuple(pids), None if store is None else store.port))
+                self._send(WorldStarted(spec.world, tuple(pids), roles[0].port))
         except Exception as error:
             step("cannot start world %d: %r", spec.world, error)
             self.kill(spec.world)
@@ -154,8 +153,7 @@ def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: 
                 _check_loopback()
             store = stack.enter_context(_reserve_port(host_of(spec)))
             port = store.getsockname()[1]
-        store_port = None if port is None else StorePort(port, store)
-        yield [Role(spec, rank, listener, store_port, tuple(locks)) for rank, listener in listeners.items()]
+        yield [Role(spec, rank, listener, port, store, tuple(locks)) for rank, listener in listeners.items()]
 
 
 def _reserve_port(address: str) -> socket.socket:

@@ -29,7 +29,7 @@ from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
-from pytest_accel.messages.role import Role, StorePort
+from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -95,13 +95,13 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
     # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
     signal(STACK_SIGNAL, SIG_IGN)
     block_flight_signal()
-    store = None if role.store_port is None or role.rank else role.store_port.listening
+    store = None if role.rank else role.store
     message = ContinueRank(
         session,
         role.spec,
         role.rank,
         role.listener.fileno(),
-        None if role.store_port is None else role.store_port.port,
+        role.port,
         None if store is None else store.fileno(),
         resource_tracker.getfd(),
         role.locks,
@@ -125,11 +125,10 @@ def main(descriptor: int) -> NoReturn:
         if one is not None:
             set_inheritable(one, False)  # Programs that tests start must not keep these open.
     store = None if message.store is None else socket(fileno=message.store)
-    store_port = None if message.port is None else StorePort(message.port, store)
     _kill_children_at_exit()
     code = 1
     try:
-        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port, message.locks)
+        role = Role(message.spec, message.rank, socket(fileno=message.listener), message.port, store, message.locks)
         code = _run(message.session, role)
     except BaseException:
         print_exc()
