@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel import features, late_marks
-from pytest_accel.core.marks import ForeignArgumentsError, MarkError, Marks, own_world_size
+from pytest_accel.core.marks import MarkError, Marks, own_world_size
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
@@ -60,9 +60,8 @@ class Redirector:
             try:
                 redirected.append(self._redirect(item, marks))
             except (MarkError, VendorError, pytest.UsageError) as error:
-                hint = ""
-                if isinstance(error, ForeignArgumentsError):
-                    hint = f"; if the mark is the project's own, set accel_marks = {error.name}:project"
+                foreign = getattr(error, "foreign", "")
+                hint = f"; if the mark is the project's own, set accel_marks = {foreign}:project" if foreign else ""
                 make_fail(item, f"{error}{hint}")
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"

@@ -24,11 +24,11 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.output_tail import shows_logs_of_ranks, shows_output
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.leases import HeldLease, Leases
+from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.starter import Starter, StarterReports, Taken
+from pytest_accel.pool.starter import Starter, StarterReports
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 from pytest_accel.suite_place import place_options
@@ -93,7 +93,6 @@ class SessionPool:
             show=show,
             record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
             starters=starters,
-            on_cluster=cluster is not None,
         )
 
     def close(self, *, gracefully: bool) -> None:
@@ -123,21 +122,11 @@ class SessionStarters:
         self._config = config
         self._reports = reports
         waits = settings.busy == "wait"
-        leases = Leases(machine, machine.slots, self._wanted, self._lost, waits_for_busy=waits)
+        leases = Leases(machine, machine.slots, reports.wanted, reports.lost, waits_for_busy=waits)
         self._here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
         self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, reports)
         self._jobs: Starter[Any] | None = None
         """The starter of MPI jobs; None before the first job."""
-
-    def _wanted(self, lease: HeldLease) -> None:
-        self._reports.wanted(self._taken(lease))
-
-    def _lost(self, lease: HeldLease, why: str) -> None:
-        self._reports.lost(self._taken(lease), why)
-
-    def _taken(self, lease: HeldLease) -> Taken:
-        """Return `lease`, or what a world on several machines has if `lease` is a part of that."""
-        return (None if self._elsewhere is None else self._elsewhere.taken_with(lease)) or lease
 
     @property
     def machines(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class LauncherEnv(NamedTuple):
     job: tuple[str, ...]
     """Values that identify this launch: all its processes on all machines have them, and no other processes."""
     parent: str = ""
-    """Identity of the process that has started the processes of this machine, if `job` is empty; else empty."""
+    """Process id of the process that has started those of this machine, if `job` is empty; else empty."""
 
     @property
     def about(self) -> str:
@@ -119,20 +119,17 @@ _RANK_VARIABLE_PREFIXES = (
 )
 
 
-def find(environ: Mapping[str, str], parent: str) -> LauncherEnv | None:
-    """Return this process's place in the world that its launcher has started; None without a launcher or peers.
-
-    The innermost of several launchers counts. `parent` is that of :func:`recognized`.
-    """
-    first = next(recognized(environ, parent), None)
+def find(environ: Mapping[str, str]) -> LauncherEnv | None:
+    """Return this process's place in the world that the innermost launcher has started; None without one or peers."""
+    first = next(recognized(environ), None)
     return first if first is not None and first.size > 1 else None
 
 
-def recognized(environ: Mapping[str, str], parent: str = "") -> Iterator[LauncherEnv]:
+def recognized(environ: Mapping[str, str]) -> Iterator[LauncherEnv]:
     """Yield the place of this process in the world of each launcher that `environ` shows, the innermost launcher first.
 
-    `parent` identifies the parent process. It identifies the job on this machine if the launcher sets no variable that
-    does, since one parent starts all processes of a job on a machine.
+    The parent process identifies the job on this machine if the launcher sets no variable that does, since one parent
+    starts all processes of a job on a machine.
     """
     for variables in _LAUNCHERS:
         if not all(environ.get(name) for name in variables.names):
@@ -145,8 +142,7 @@ def recognized(environ: Mapping[str, str], parent: str = "") -> Iterator[Launche
         except ValueError:
             continue
         job = tuple(environ[name] for name in variables.job if name in environ)
-        job_parent = "" if job else parent
-        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, job_parent)
+        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, "" if job else str(os.getppid()))
 
 
 def variables_here(environ: Mapping[str, str]) -> dict[str, str]:
@@ -206,24 +202,5 @@ def is_xdist_worker() -> bool:
 
 
 def find_here() -> LauncherEnv | None:
-    """Call :func:`find` with this process's environment and parent, and return its result; None in an xdist worker."""
-    if is_xdist_worker():
-        return None
-    found = find(os.environ, "")
-    return found if found is None or found.job else find(os.environ, _parent())
-
-
-def _parent() -> str:
-    """Return the identity of the parent process, or only its pid if nothing else can be learned about it.
-
-    The parent may be outside of this container: its pid is 0 then.
-    """
-    import psutil
-
-    from pytest_accel.core.kill import identity
-
-    parent = os.getppid()
-    try:
-        return identity(parent)
-    except psutil.Error:
-        return str(parent)
+    """Call :func:`find` with this process's environment, and return its result; None in an xdist worker."""
+    return None if is_xdist_worker() else find(os.environ)

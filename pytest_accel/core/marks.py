@@ -24,14 +24,10 @@ ALL = "all"
 class MarkError(Exception):
     """Raised for a mark argument that is not allowed. The message names the mark and the argument, but not the test."""
 
-
-class ForeignArgumentsError(MarkError):
-    """Raised for arguments that the plugin's mark does not have: the mark may be one of the project's own."""
-
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, text: str, foreign: str = "") -> None:
         super().__init__(text)
-        self.name = name
-        """The name of the mark."""
+        self.foreign = foreign
+        """Name of the mark if the plugin's has no such arguments, so that it may be the project's own; else empty."""
 
 
 class Marks(NamedTuple):
@@ -233,9 +229,8 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     given = dict(mark.kwargs)
     if len(mark.args) > 1:
         shown = ", ".join(map(repr, mark.args))
-        raise ForeignArgumentsError(
-            mark.name, f"{head}({shown}): at most one argument may be positional, {first}, got {len(mark.args)}"
-        )
+        text = f"{head}({shown}): at most one argument may be positional, {first}, got {len(mark.args)}"
+        raise MarkError(text, foreign=mark.name)
     if mark.args:
         if first in given:
             raise MarkError(
@@ -253,7 +248,7 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
             text = (
                 f"{head}({argument}={value!r}): there is no argument {argument}{hint}, allowed are {', '.join(table)}"
             )
-            raise ForeignArgumentsError(mark.name, text)
+            raise MarkError(text, foreign=mark.name)
         if value is None and definition.default is None:
             continue
         try:
@@ -266,7 +261,7 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
             if argument == "kind" and resources:
                 allowed += f"; or a name of accel_resources: {', '.join(resources)}"
             text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
-            raise ForeignArgumentsError(mark.name, text) from None
+            raise MarkError(text, foreign=mark.name) from None
     for argument, what in (("world_size", "size"), ("backend", "backend")):
         listed = checked.get(argument)
         if isinstance(listed, list) and len(set(listed)) < len(listed):

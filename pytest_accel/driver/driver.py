@@ -20,9 +20,9 @@ from pytest_accel.driver.debugger_terminal import lend_terminal
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
 from pytest_accel.driver.world import LostWorld, World
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
-from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
@@ -129,14 +129,13 @@ class Driver:
 
     def _acquire(self, marked: MarkedTest) -> World:
         """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
-        demand = marked.plan.demand(Holder.here(marked.item.nodeid))
         step("%s: requests a world: %s", marked.item.nodeid, marked.key.about)
         try:
             # Only this session uses the CPU slots, so the wait for them has no limit.
             is_limited = marked.key.need is not None or (self.settings.cluster is not None and marked.key.in_cluster)
             timeout = self.settings.wait if is_limited else None
-            grant = self._pool_client.acquire(demand, timeout)
-        except PoolError as error:
+            grant = self._pool_client.acquire(marked.key, marked.item.nodeid, timeout)
+        except PlaceError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
             world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))

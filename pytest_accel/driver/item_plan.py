@@ -15,8 +15,6 @@ from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.elsewhere import Layout
 from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
@@ -38,10 +36,6 @@ class ItemPlan:
     """Reason to skip the test, because this session can never run it; None if it can run."""
     devices: int | None = None
     """Number of the session's devices of the kind that the test uses, or else of the session's kind; None: no kind."""
-
-    def demand(self, holder: Holder) -> WorldDemand:
-        """Return the demand for the test's world; `holder` is the driver that waits for it."""
-        return WorldDemand(self.key, holder)
 
 
 @dataclass(frozen=True, slots=True)

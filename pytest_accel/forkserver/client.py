@@ -6,10 +6,10 @@ then, if it still runs, and its end is reported.
 
 from __future__ import annotations
 
-from asyncio import Task, get_running_loop
+from asyncio import get_running_loop, wait
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from socket import MSG_DONTWAIT, SHUT_WR, send_fds
+from socket import SHUT_WR, send_fds
 
 from pytest_accel.core import loop_tasks, session_folder
 from pytest_accel.core.kill import KILL_TIMEOUT
@@ -18,7 +18,6 @@ from pytest_accel.forkserver.server_messages import (
     KillWorld,
     ServerReport,
     ServerRequest,
-    StartInFile,
     StartWorld,
     file_with,
 )
@@ -33,6 +32,8 @@ _STOP_TIMEOUT = 10.0
 """Seconds that a server has to exit after its connection has ended, before it is killed."""
 _EXIT_POLL = 0.005
 """Seconds between two looks whether a server has exited, which takes it some milliseconds."""
+_LAST_READ = 1.0
+"""Seconds for the last messages of a server that has exited. A process may keep its end of the connection open."""
 _LONGEST_READ = 1 << 16
 
 
@@ -55,19 +56,15 @@ class ForkServerClient:
         self._spec = spec
         self._report = report
         self._ended = ended
-        self._loop = get_running_loop()
-        self._received = bytearray()
         self._used = self._is_stopping = False
-        self._ending: Task[None] | None = None
-        """The task that reports the end; None while the server is connected."""
         session_folder.ensure(spec.directory)
-        ours, theirs = unix_sockets.pair()
+        self._socket, theirs = unix_sockets.pair()
+        self._socket.setblocking(False)
         with theirs, ExitStack() as undo:
-            undo.callback(ours.close)
+            undo.callback(self._socket.close)
             self._process = spawn(spec, theirs)
             undo.pop_all()
-        self._socket = ours
-        self._loop.add_reader(ours, self._read)
+        self._reading = loop_tasks.start(self._read())
 
     def start(self, world: WorldSpec, descriptors: Sequence[int] = (), port: int | None = None) -> None:
         """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
@@ -78,8 +75,8 @@ class ForkServerClient:
         self._used = True
         if not self._process.remote:
             # Without root's rights, which this process may have given up since, the ranks cannot be reached either.
-            with suppress(PermissionError), file_with(StartWorld(world, port), self._spec.directory) as file:
-                self._send(StartInFile(len(descriptors)), [file.fileno(), *descriptors])
+            with suppress(PermissionError), file_with(world, self._spec.directory) as file:
+                self._send(StartWorld(None, port, 1 + len(descriptors)), [file.fileno(), *descriptors])
                 return
         self._send(StartWorld(world, port))
 
@@ -99,62 +96,50 @@ class ForkServerClient:
         if not self._used:
             self._process.kill()  # The server may still be importing; do not wait for that.
         self._is_stopping = True
-        if self._ending is not None:
-            self._ending.cancel()
         with suppress(OSError):  # The server may have ended.
             self._socket.shutdown(SHUT_WR)
         try:
             return await self._exit()
         finally:
-            if self._socket.fileno() >= 0:
-                self._receive()
-                self._disconnect()
+            await wait([self._reading], timeout=_LAST_READ)
+            self._reading.cancel()
 
     def _send(self, message: ServerRequest, descriptors: Sequence[int] = ()) -> None:
         """Send `message`, and `descriptors` after it. All that is sent is small, so a full socket is not read."""
         try:
             with without_sigpipe():
                 data = frame(encode(message))
-                if self._socket.send(data, MSG_DONTWAIT) < len(data):
+                if self._socket.send(data) < len(data):
                     raise BlockingIOError
                 for first in range(0, len(descriptors), MOST_AT_ONCE):
-                    send_fds(self._socket, [b"\0"], descriptors[first : first + MOST_AT_ONCE], MSG_DONTWAIT)
+                    send_fds(self._socket, [b"\0"], descriptors[first : first + MOST_AT_ONCE])
         except ConnectionError:
             pass  # The server has ended, which `_read` notices.
         except OSError:  # The server does not read, or has got a part of the message only.
             self._process.kill()
 
-    def _read(self) -> None:
-        if not self._receive():
-            self._disconnect()
-            if not self._is_stopping:
-                self._ending = loop_tasks.start(self._report_end())
+    async def _read(self) -> None:
+        """Report the messages of the server until its connection ends, and then its end."""
+        received = bytearray()
+        with self._socket:
+            while data := await self._receive():
+                received += data
+                while len(received) >= LENGTH.size:
+                    end = LENGTH.size + LENGTH.unpack_from(received)[0]
+                    if len(received) < end:
+                        break
+                    message: ServerReport = decode(bytes(received[LENGTH.size : end]), ServerReport)
+                    del received[:end]
+                    self._report(message)
+        if not self._is_stopping:
+            await self._exit()
+        if not self._is_stopping:
+            self._ended(self._spec.server, self._process.loss)
 
-    def _receive(self) -> bool:
-        """Report the messages that have arrived; return False at the end of the connection."""
-        try:
-            data = self._socket.recv(_LONGEST_READ, MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            data = b""
-        self._received += data
-        while len(self._received) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
-            if len(self._received) < end:
-                break
-            message: ServerReport = decode(bytes(self._received[LENGTH.size : end]), ServerReport)
-            del self._received[:end]
-            self._report(message)
-        return bool(data)
-
-    async def _report_end(self) -> None:
-        await self._exit()
-        self._ended(self._spec.server, self._process.loss)
-
-    def _disconnect(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
+    async def _receive(self) -> bytes:
+        with suppress(OSError):  # The server was killed before it has read all.
+            return await get_running_loop().sock_recv(self._socket, _LONGEST_READ)
+        return b""
 
     async def _exit(self) -> bool:
         """Wait for the exit of the server; kill it after `_STOP_TIMEOUT`, and return False then."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 
 from pytest_accel.core.clock import monotonic
@@ -18,7 +17,7 @@ from pytest_accel.forkserver.server_messages import RankExited, ServerReport, St
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.rank_messages import RETIRED
-from pytest_accel.messages.role import LOOPBACK, Role, StorePort, host_of, loopback_interface
+from pytest_accel.messages.role import LOOPBACK, Role, host_of, loopback_interface
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -37,12 +36,15 @@ class ForkedWorlds:
     def __init__(
         self,
         session: SessionSpec,
-        start_rank: Callable[[WorldSpec, int, WorldSockets], int],
+        fork: Callable[[Role, Collection[Role]], int],
         send: Callable[[ServerReport], None],
     ) -> None:
-        """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool."""
+        """``fork(role, roles)`` forks the rank with one of `roles`, those of a world; it returns the rank's process id.
+
+        `send` sends a message to the pool.
+        """
         self._session = session
-        self._start_rank = start_rank
+        self._fork = fork
         self._send = send
         self._ranks: dict[int, tuple[int, int]] = {}
         """The world and the rank of each process that has not been reaped, by its id."""
@@ -55,23 +57,24 @@ class ForkedWorlds:
         """
 
     @property
-    def due(self) -> float | None:
-        """Time at which the next ranks are to be killed (`clock.monotonic`), or None."""
-        return min(self._deadlines.values(), default=None)
+    def timeout(self) -> float | None:
+        """Seconds until the next ranks are to be killed, or None."""
+        due = min(self._deadlines.values(), default=None)
+        return None if due is None else max(0.0, due - monotonic())
 
     def start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
-        """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_sockets`.
+        """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_roles`.
 
         The ranks inherit the descriptors `locks`, which are closed in this process before another world is started.
         """
         pids: list[int] = []
         try:
-            with _open_sockets(spec, self._session, port, locks) as sockets:
-                for rank in sockets.listeners:
-                    pids.append(self._start_rank(spec, rank, sockets))
-                    self._ranks[pids[-1]] = spec.world, rank
-                    step("rank %d of world %d is process %d", rank, spec.world, pids[-1])
-                self._send(WorldStarted(spec.world, tuple(pids), sockets.port))
+            with _open_roles(spec, self._session, port, locks) as roles:
+                for role in roles:
+                    pids.append(self._fork(role, roles))
+                    self._ranks[pids[-1]] = spec.world, role.rank
+                    step("rank %d of world %d is process %d", role.rank, spec.world, pids[-1])
+                self._send(WorldStarted(spec.world, tuple(pids), roles[0].port))
         except Exception as error:
             step("cannot start world %d: %r", spec.world, error)
             self.kill(spec.world)
@@ -130,34 +133,9 @@ class ForkedWorlds:
                 yield world, rank, status
 
 
-@dataclass(frozen=True, slots=True)
-class WorldSockets:
-    """The sockets that the fork server opens for a world and passes to its ranks."""
-
-    listeners: dict[int, socket.socket]
-    """By rank: the socket on which it accepts drivers."""
-    store_port: StorePort | None
-    locks: tuple[int, ...]
-    """`Role.locks`."""
-
-    @property
-    def port(self) -> int | None:
-        """The port of the world's store, or None if it has no store."""
-        return None if self.store_port is None else self.store_port.port
-
-    def role(self, spec: WorldSpec, rank: int) -> Role:
-        """Return the role of `rank`, in a process that has inherited all the sockets; close those of other ranks."""
-        for other, listener in self.listeners.items():
-            if other != rank:
-                listener.close()
-        return Role(spec, rank, self.listeners[rank], self.store_port, self.locks)
-
-
 @contextmanager
-def _open_sockets(
-    spec: WorldSpec, session: SessionSpec, port: int | None, locks: Sequence[int]
-) -> Iterator[WorldSockets]:
-    """Open the sockets of the ranks that this server forks; at the end of the block, close them and `locks` here.
+def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: Sequence[int]) -> Iterator[list[Role]]:
+    """Provide the roles of the ranks that this server forks; at the end of the block, close their descriptors here.
 
     `port` is the port of the world's store if another server has created it. Raises OSError.
     """
@@ -175,7 +153,7 @@ def _open_sockets(
                 _check_loopback()
             store = stack.enter_context(_reserve_port(host_of(spec)))
             port = store.getsockname()[1]
-        yield WorldSockets(listeners, None if port is None else StorePort(port, store), tuple(locks))
+        yield [Role(spec, rank, listener, port, store, tuple(locks)) for rank, listener in listeners.items()]
 
 
 def _reserve_port(address: str) -> socket.socket:

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
@@ -29,22 +29,23 @@ from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
-from pytest_accel.messages.role import Role, StorePort
+from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 
 
 def fork_rank(
     session: SessionSpec,
-    take_role: Callable[[], Role],
-    leave_server: Callable[[], None],
+    role: Role,
+    roles: Collection[Role],
     *,
+    leave_server: Callable[[], None],
     own_group: bool,
 ) -> int:
-    """Fork a process, which becomes the rank that ``take_role()`` returns there; return its pid.
+    """Fork a process, which becomes the rank with this `role`; return its pid.
 
-    ``leave_server()`` undoes, in the child, what only the server needs. If `own_group` is False, the child stays in the
-    server's process group.
+    The child closes the sockets of the other `roles`, and ``leave_server()`` undoes what only the server needs. If
+    `own_group` is False, the child stays in the server's process group.
     """
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).
@@ -59,9 +60,11 @@ def fork_rank(
             _disown_exit_functions()
             set_wakeup_fd(-1)
             leave_server()
+            for other in roles:
+                if other is not role:
+                    other.listener.close()
             if own_group:
                 setsid()
-            role = take_role()
             variables = _variables(session, role.spec, role.rank)
             if not all(map(is_read_later, variables)):
                 _start_interpreter(session, role, variables)
@@ -92,13 +95,13 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
     # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
     signal(STACK_SIGNAL, SIG_IGN)
     block_flight_signal()
-    store = None if role.store_port is None or role.rank else role.store_port.listening
+    store = None if role.rank else role.store
     message = ContinueRank(
         session,
         role.spec,
         role.rank,
         role.listener.fileno(),
-        None if role.store_port is None else role.store_port.port,
+        role.port,
         None if store is None else store.fileno(),
         resource_tracker.getfd(),
         role.locks,
@@ -122,11 +125,10 @@ def main(descriptor: int) -> NoReturn:
         if one is not None:
             set_inheritable(one, False)  # Programs that tests start must not keep these open.
     store = None if message.store is None else socket(fileno=message.store)
-    store_port = None if message.port is None else StorePort(message.port, store)
     _kill_children_at_exit()
     code = 1
     try:
-        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port, message.locks)
+        role = Role(message.spec, message.rank, socket(fileno=message.listener), message.port, store, message.locks)
         code = _run(message.session, role)
     except BaseException:
         print_exc()

@@ -13,9 +13,6 @@ import contextlib
 import gc
 import importlib.machinery
 import os
-import platform
-import select
-import selectors
 import shutil
 import signal
 import sys
@@ -23,16 +20,16 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from os import _exit, execve, getpid
 from typing import Any, NoReturn
 
 from pytest_accel.core import log, prctl, session_folder
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
-from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
+from pytest_accel.forkserver.forked_worlds import ForkedWorlds
 from pytest_accel.forkserver.preload import (
     RANK_MODULES,
     TORCH_MODULES,
@@ -47,18 +44,15 @@ from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
     FirstStep,
     KillWorld,
-    PreloadFailed,
     Serve,
-    ServerNote,
+    ServerNotice,
     ServerReport,
     ServerRequest,
-    StartInFile,
     StartWorld,
-    Survivors,
     file_with,
     read_file,
 )
-from pytest_accel.messages import fd_passing
+from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
@@ -70,13 +64,11 @@ class _Server:
     def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
         self.connection = connection
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
-        self._fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
-        self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection))
+        fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
+        self.worlds = ForkedWorlds(begin.spec, fork, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(begin.controller)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._woken, self._waker = unix_sockets.pair(blocking=False)
 
     def serve(self) -> None:
         """Serve requests until the controller has exited."""
@@ -84,56 +76,37 @@ class _Server:
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
             signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda number, frame: None),
         }
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.connection, selectors.EVENT_READ)
-            selector.register(self._wake_read, selectors.EVENT_READ)
-            if self._controller_end is not None:
-                selector.register(self._controller_end, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj for key, _ in selector.select(self._select_timeout())}
-                if self._controller_end in ready:
-                    step("the driver has exited")
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        ends = [] if self._controller_end is None else [self._controller_end]
+        while self._controller_end not in wait([self.connection, self._woken, *ends], self.worlds.timeout):
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+            self.worlds.reap()
+            self.worlds.do_due()
+            while self.connection.poll():
+                try:
+                    message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
+                    number = message.descriptors if isinstance(message, StartWorld) else 0
+                    locks = fd_passing.receive(self.connection, number) if number else []
+                except (EOFError, OSError):
+                    step("the driver has closed the connection")
                     return
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
-                self.worlds.reap()
-                self.worlds.do_due()
-                while self.connection.poll():
-                    try:
-                        message, locks = self._receive()
-                    except (EOFError, OSError):
-                        step("the driver has closed the connection")
-                        return
-                    if isinstance(message, StartWorld):
-                        self.worlds.start(message.spec, message.port, locks)
-                    else:
-                        self.worlds.kill(message.world, message.after)
-
-    def _select_timeout(self) -> float | None:
-        """Return the seconds until the next deadline, or None if there is none."""
-        due = self.worlds.due
-        return None if due is None else max(0.0, due - monotonic())
-
-    def _receive(self) -> tuple[StartWorld | KillWorld, list[int]]:
-        """Return the next request, and the descriptors that the ranks of its world inherit."""
-        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
-        if not isinstance(message, StartInFile):
-            return message, []
-        file, *locks = fd_passing.receive(self.connection, 1 + message.locks)
-        return read_file(file, StartWorld), locks
-
-    def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
-        return self._fork(partial(sockets.role, spec, rank))
+                if isinstance(message, KillWorld):
+                    self.worlds.kill(message.world, message.after)
+                elif message.spec is None:
+                    self.worlds.start(read_file(locks.pop(0), WorldSpec), message.port, locks)
+                else:
+                    self.worlds.start(message.spec, message.port)
+        step("the driver has exited")
 
     def _leave(self) -> None:
         """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
         for number, handler in self._inherited_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)  # None: a library has installed the handler.
-        self.connection.close()
-        for descriptor in (self._wake_read, self._wake_write, self._controller_end):
-            if descriptor is not None:
-                os.close(descriptor)
+        for one in (self.connection, self._woken, self._waker):
+            one.close()
+        if self._controller_end is not None:
+            os.close(self._controller_end)
 
 
 def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
@@ -145,7 +118,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     """
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
-    no_log = log.start_here(f"fork server {first.server}")
+    log.start_here(f"fork server {first.server}")
     step("starts; its parent is process %d", parent)
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
@@ -169,21 +142,19 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         os.environ.update(begin.environment)
         for name in os.environ.keys() - begin.environment.keys():
             del os.environ[name]
-        no_log = log.start_here(f"fork server {first.server}")
+        log.start_here(f"fork server {first.server}")
     if _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
         step("starts again: the suite's folders have other modules than those that it has imported")
         with file_with(begin, first.directory) as file:
             _start_anew(connection, first, file.fileno(), spec.sys_path)
     sys.path[:] = spec.sys_path
-    _serve(Connection(connection), begin, first, parent, no_log)
+    _serve(Connection(connection), begin, first, parent)
 
 
-def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, no_log: str | None) -> NoReturn:
-    """Serve the session of `begin`, and exit; `no_log` says why this process cannot write the session's log."""
-    if no_log is not None:
-        _send(connection, ServerNote(f"the log has no steps of processes on {platform.node()}: {no_log}"))
+def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
+    """Serve the session of `begin`, and exit."""
     if first.problem is not None:
-        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {first.problem}"))
+        _send(connection, ServerNotice(f"ranks load pytest's plugins themselves: their import {first.problem}"))
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(first.directory)
     error = None
@@ -197,7 +168,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
     code = 1
     try:
         if error is not None:
-            _send(connection, PreloadFailed(error))
+            _send(connection, ServerNotice(error=error))
         else:
             _Server(connection, begin, launched=parent != begin.controller).serve()
         code = 0
@@ -207,7 +178,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
         if getpid() == pid:  # A forked child with an error also comes here.
             step("ends with status %d", code)
             if left := _clean_up(first.own_folder):
-                _send(connection, Survivors(left))
+                _send(connection, ServerNotice(survivors=left))
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
@@ -218,7 +189,7 @@ def _receive(connection: int, parent: int) -> list[int] | None:
         if (end := prctl.end_of(parent)) is not None:  # As in `_Server`, EOF is not enough.
             stack.callback(os.close, end)
             watched.append(end)
-        if connection in select.select(watched, [], [])[0]:
+        if connection in wait(watched):
             with contextlib.suppress(EOFError):
                 return fd_passing.receive(waiting, 2)
     return None

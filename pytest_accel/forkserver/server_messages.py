@@ -70,11 +70,14 @@ class ContinueRank(Struct, frozen=True):
 
 
 class StartWorld(Struct, frozen=True, tag=True):
-    """Start the ranks of `spec` that belong to this server."""
+    """Start the ranks of a world that belong to this server."""
 
-    spec: WorldSpec
+    spec: WorldSpec | None
+    """None: it is in an unnamed file, so that a world of any size never blocks the pool while the server imports."""
     port: int | None = None
     """Port of the world's store, if another server has created it."""
+    descriptors: int = 0
+    """Number of the descriptors that follow: that of the file, and those that all ranks of the world inherit."""
 
 
 class KillWorld(Struct, frozen=True, tag=True):
@@ -85,17 +88,7 @@ class KillWorld(Struct, frozen=True, tag=True):
     """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
-class StartInFile(Struct, frozen=True, tag=True):
-    """Handle the :class:`StartWorld` in an unnamed file; the descriptor of this file follows.
-
-    So a request of any size never blocks the pool while the server imports.
-    """
-
-    locks: int = 0
-    """Number of further descriptors, which follow that of the file: all ranks of the world inherit these open files."""
-
-
-ServerRequest = StartWorld | StartInFile | KillWorld
+ServerRequest = StartWorld | KillWorld
 
 # Fork server to pool
 
@@ -125,31 +118,24 @@ class RankExited(Struct, frozen=True, tag=True):
     exit: RankExit
 
 
-class Survivors(Struct, frozen=True, tag=True):
-    """Processes that the server could not kill at its end; the last message of the server."""
+class ServerNotice(Struct, frozen=True, tag=True):
+    """Something for the session's summary."""
 
-    processes: tuple[str, ...]
-
-
-class ServerNote(Struct, frozen=True, tag=True):
-    """A note that is shown with ``-v``."""
-
-    text: str
-
-
-class PreloadFailed(Struct, frozen=True, tag=True):
-    """The server cannot fork ranks because of a module that ``accel_preload`` names; `text` is the error."""
-
-    text: str
+    note: str = ""
+    """A line that is shown with ``-v``."""
+    error: str = ""
+    """Why the server can never fork ranks: an error of a module that ``accel_preload`` names."""
+    survivors: tuple[str, ...] = ()
+    """Processes that the server could not kill at its end."""
 
 
-ServerReport = WorldStarted | StartFailed | RankExited | Survivors | ServerNote | PreloadFailed
+ServerReport = WorldStarted | StartFailed | RankExited | ServerNotice
 
 # Messages in files
 
 
 @contextmanager
-def file_with(message: Serve | StartWorld | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
+def file_with(message: Serve | WorldSpec | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
     """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in another process."""
     with TemporaryFile(dir=directory) as file:
         file.write(encode(message))

@@ -1,17 +1,23 @@
-"""The demand for a world, which goes unchanged from a test's plan to the leases."""
+"""The demand for a world, which goes unchanged from a test's driver to the leases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 
 
-@dataclass(frozen=True, slots=True)
-class WorldDemand:
-    """A test's demand for a world. The driver makes it once, from the test's plan."""
+class WorldDemand(Struct, frozen=True, tag=True):
+    """A test's demand for a world, or for a lease without one. The driver makes it once, and sends it to the pool.
+
+    An `Answer` with the same `number` follows, unless the demand is cancelled.
+    """
 
     key: WorldKey
     holder: Holder
     """The driver that waits for the world, with its test."""
+    number: int = 0
+    """The driver's own number of the demand."""
+    timeout: float | None = None
+    """Seconds for which it may wait for devices or CPU slots; None: without a limit."""

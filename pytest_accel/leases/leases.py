@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from time import localtime, strftime
+from typing import Any
 
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic, wall_clock
@@ -30,7 +31,7 @@ from pytest_accel.leases import policy
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
-from pytest_accel.leases.shared_folder import LockFolderError, default_folder
+from pytest_accel.leases.shared_folder import LockFolderError, PlaceError, default_folder
 
 _FAST_POLL = 0.002
 """Seconds between two attempts to lock what other sessions have, if this session has changed lately."""
@@ -49,7 +50,7 @@ _LONGEST_LIST = 200
 """Characters of the devices that a line about a wait names: the parts of a memory are many."""
 
 
-class UnfitDevicesError(Exception):
+class UnfitDevicesError(PlaceError):
     """The devices that a cluster has reserved on a machine do not meet the need."""
 
     def __init__(self, text: str, machine: int = 0) -> None:
@@ -69,6 +70,8 @@ class HeldLease:
     """The present holder, as other sessions see it."""
     locks: SessionLocks | None
     """The locks of the devices; None if they are not shared with other sessions."""
+    owner: Any
+    """What a world has that the lease is a part of; None: the world has the lease alone."""
     wanted: bool = False
     """True while another request, of this or another session, waits for what the lease holds."""
 
@@ -95,6 +98,8 @@ class _Wait:
 
     request: policy.Request
     demand: WorldDemand
+    need: DeviceNeed | None
+    owner: Any
     outcome: Future[HeldLease]
 
 
@@ -136,17 +141,17 @@ class Leases:
         self,
         machine: Machine,
         slots: int,
-        on_wanted: Callable[[HeldLease], None],
-        on_lost: Callable[[HeldLease, str], None],
+        on_wanted: Callable[[Any], object],
+        on_lost: Callable[[Any, str], object],
         *,
         waits_for_busy: bool,
     ) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
-        ``on_wanted(lease)`` is called when `HeldLease.wanted` becomes True, at the earliest before `take` has returned
-        the lease: a holder that only keeps it for later use should give it back; a running test goes on.
+        ``on_wanted(lease)`` is called after `HeldLease.wanted` has become True, as soon as `take` has returned the
+        lease: a holder that only keeps it for later use should give it back; a running test goes on.
         ``on_lost(lease, why)`` is called when the lock of a device was lost and cannot be had again: another session
-        may use the device. Both may call any method.
+        may use the device. Both get the owner of the lease instead, if it has one, and may call any method.
         """
         self._machine = machine
         self._slots = self._free_slots = slots
@@ -166,7 +171,7 @@ class Leases:
         """Devices without a lease that could not be locked at the last attempt."""
         self._wished: set[str] = set()
         """Devices of this session for which another one waited at the last look."""
-        self._is_reacting = self._has_changed = self._is_closed = False
+        self._is_closed = False
         self._retry: TimerHandle | None = None
         """The next attempt to lock what is in `_elsewhere`."""
         self._last_change = 0.0
@@ -174,22 +179,27 @@ class Leases:
 
     # For the pool
 
-    async def take(self, demand: WorldDemand, need: DeviceNeed | None = None, mask: str | None = None) -> HeldLease:
+    async def take(
+        self, demand: WorldDemand, need: DeviceNeed | None = None, mask: str | None = None, owner: Any = None
+    ) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 
-        Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if devices cannot be locked, and ValueError
-        for a demand that can never be met.
+        Raises :class:`~pytest_accel.leases.shared_folder.PlaceError` if devices cannot be locked, or if too many of
+        them are set aside in this session, also while this waits; ValueError for a demand that can never be met.
 
         `need` are the devices on this machine, in place of all that the demand has. `mask` shows only the devices that
         may be leased, as a process without a mask numbers them; :class:`UnfitDevicesError` is raised if they do not
-        suffice.
+        suffice. The lease is a part of `owner`.
         """
         if self._is_closed:
             raise RuntimeError("the session's leases are closed: none can be requested any more")
-        request = self._request(demand, need or _need(demand), mask)
+        need = need or _need(demand)
+        self._check_available(demand, need)
+        request = self._request(demand, need, mask)
         policy.check_request(request, self._slots)
         self._last_change = monotonic()
-        wait = self._waiting[request.id] = _Wait(request, demand, get_running_loop().create_future())
+        outcome: Future[HeldLease] = get_running_loop().create_future()
+        wait = self._waiting[request.id] = _Wait(request, demand, need, owner, outcome)
         try:
             self._react()
             return await wait.outcome
@@ -240,16 +250,10 @@ class Leases:
         self._tell(lease.ids)
         self._react()
 
-    def describe(self, lease: HeldLease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        """Tell people and other sessions which test uses the devices of a lease from now on, or which processes.
-
-        No effect if it was returned.
-        """
+    def describe(self, lease: HeldLease, test: str, pids: Sequence[int]) -> None:
+        """Tell other sessions which test uses the lease from now on, in which processes; no-op if it was returned."""
         if lease.granted.id in self._leases:
-            if test is not None:
-                lease.holder = replace(lease.holder, test=test, since=wall_clock())
-            if pids is not None:
-                lease.holder = replace(lease.holder, pids=tuple(pids))
+            lease.holder = replace(lease.holder, test=test, since=wall_clock(), pids=tuple(pids))
             self._tell(lease.ids)
 
     def what(self, demand: WorldDemand) -> str:
@@ -291,13 +295,6 @@ class Leases:
             *(f"{_in_words(one)} has waited longer" for one in dict.fromkeys(earlier) if one is not None),
         ]
 
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        """Return why `demand` cannot be met any more because devices were set aside in this session, or None."""
-        if (need := _need(demand)) is None or not (aside := self._kind(demand.key.kind).set_aside):
-            return None
-        missing = shortfall(need, self._kind(demand.key.kind).usable)
-        return missing and "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in aside.items())])
-
     async def run(self) -> None:
         """Look after what other sessions wait for, as long as this session lives: they send no notices."""
         for number in count():
@@ -306,6 +303,11 @@ class Leases:
             self._wished = {one for locks in all_locks for one in locks if locks.is_wished_elsewhere(one)}
             if number % _LOOKS_PER_CHECK == 0:
                 self._check_locks()
+                for wait in self._open_requests():
+                    try:
+                        self._check_available(wait.demand, wait.need)
+                    except PlaceError as error:
+                        loop_tasks.fail(wait.outcome, error)
             self._react()
 
     def close(self) -> None:
@@ -334,6 +336,14 @@ class Leases:
             parts=tuple(parts(need.share, device) or WHOLE for device in fitting) if need.share else (),
             sets=need.sets,
         )
+
+    def _check_available(self, demand: WorldDemand, need: DeviceNeed | None) -> None:
+        """Raise :class:`PlaceError` if `need` cannot be met any more, since devices were set aside in this session."""
+        if need is not None and (aside := self._kind(demand.key.kind).set_aside):
+            missing = shortfall(need, self._kind(demand.key.kind).usable)
+            if missing is not None:
+                lines = (f"{name} was set aside: {why}" for name, why in aside.items())
+                raise PlaceError("\n".join([missing, *lines]))
 
     def _shown(self, mask: str, need: DeviceNeed, inventory: Inventory) -> Inventory:
         """Return `inventory` with only the devices that `mask` shows."""
@@ -438,24 +448,17 @@ class Leases:
         for locks in self._locks.values():
             for device, why in locks.renew().items():
                 for lease in [one for one in self._leases.values() if device in one.granted.devices]:
-                    self._on_lost(lease, why)
+                    self._on_lost(lease.owner or lease, why)
 
     # Reactions to a change
 
     def _react(self) -> None:
         """Grant what can be granted, wish for what other sessions have, and notify the holders of what is wanted."""
-        self._has_changed = True
-        if self._is_reacting or self._is_closed:
-            return  # `on_wanted` has called, during a reaction; or nothing is granted any more.
-        self._is_reacting = True
-        try:
-            while self._has_changed:
-                self._has_changed = False
-                self._grant()
-                self._wish()
-                self._notify()
-        finally:
-            self._is_reacting = False
+        if self._is_closed:
+            return
+        self._grant()
+        self._wish()
+        self._notify()
         if self._elsewhere and self._retry is None:
             is_fast = monotonic() - self._last_change < _FAST_TIME
             self._retry = get_running_loop().call_later(_FAST_POLL if is_fast else _POLL, self._try_again)
@@ -491,7 +494,7 @@ class Leases:
         holder = replace(wait.demand.holder, since=wall_clock())
         found = [self._devices[device] for device in granted.devices]
         locks = found[0][1].locks if found else None
-        lease = HeldLease(granted, tuple(device for device, _ in found), wait.demand, holder, locks)
+        lease = HeldLease(granted, tuple(device for device, _ in found), wait.demand, holder, locks, wait.owner)
         self._leases[granted.id] = lease
         self._free_slots -= granted.slots
         for device, taken in granted.takes():
@@ -519,17 +522,15 @@ class Leases:
 
     def _notify(self) -> None:
         """Set `HeldLease.wanted`, and notify the holders of those that have become wanted."""
-        leases = [*self._leases.values()]
         requests = self._requests() if self._waiting else ()
-        granted = [lease.granted for lease in leases]
-        wanted = set(policy.wanted(requests, self._available(), self._free_slots, granted)) if requests else set()
-        for lease in leases:
+        granted = [lease.granted for lease in self._leases.values()]
+        wanted = policy.wanted(requests, self._available(), self._free_slots, granted) if requests else ()
+        for lease in self._leases.values():
             before = lease.wanted
             lease.wanted = lease.granted.id in wanted or not self._wished.isdisjoint(lease.granted.devices)
             if lease.wanted and not before:
-                self._on_wanted(lease)
-                if self._has_changed:
-                    return  # The holder has given something back, which may suffice.
+                # Not called from here: the holder may give something back, and `take` has not returned a new lease yet.
+                get_running_loop().call_soon(self._on_wanted, lease.owner or lease)
 
 
 def _need(demand: WorldDemand) -> DeviceNeed | None:

@@ -46,7 +46,11 @@ _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.E
 """The errors of open(2) for an entry that no session has made: a symbolic link, a directory, a socket, or closed."""
 
 
-class LockFolderError(Exception):
+class PlaceError(Exception):
+    """There is no place for a world: what it needs cannot be had; the message says why."""
+
+
+class LockFolderError(PlaceError):
     """The lock folder cannot be used; the message names the path and what is wrong with it."""
 
 

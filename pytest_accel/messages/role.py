@@ -11,14 +11,6 @@ from pytest_accel.messages.world_spec import WorldSpec
 LOOPBACK = "127.0.0.1"
 
 
-class StorePort(NamedTuple):
-    """The port of the world's store, on the machine of rank 0."""
-
-    port: int
-    listening: socket | None
-    """The socket bound to the port, which rank 0 uses. Other ranks from the same fork server may have a copy."""
-
-
 class Role(NamedTuple):
     """The rank that a forked process becomes, and its sockets."""
 
@@ -26,8 +18,10 @@ class Role(NamedTuple):
     rank: int
     listener: socket
     """Accepts connections from drivers."""
-    store_port: StorePort | None
-    """None in a world without a process group."""
+    port: int | None
+    """The port of the world's store, on the machine of rank 0; None in a world without a process group."""
+    store: socket | None
+    """The socket bound to this port, which rank 0 uses. Other ranks from the same fork server may have a copy."""
     locks: tuple[int, ...] = ()
     """Descriptors of the lock files of the world's devices.
 

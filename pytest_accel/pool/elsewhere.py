@@ -11,7 +11,6 @@ from pytest_accel.pool.starter import Own, Starter, StarterReports
 if TYPE_CHECKING:
     from pytest_accel.core.launcher_env import LauncherEnv
     from pytest_accel.hardware.inventory import Inventory, Machine
-    from pytest_accel.leases.leases import HeldLease
     from pytest_accel.messages.session_spec import SessionSpec
     from pytest_accel.pool.local_starter import LocalStarter
     from pytest_accel.settings.options import Settings
@@ -29,9 +28,6 @@ class PlaceStarter(Starter[Own], Protocol[Own]):
 
     def warm(self) -> None:
         """Start what the first world will need. Raise OSError if that is not possible."""
-
-    def taken_with(self, lease: HeldLease) -> Own | None:
-        """Return what `lease`, on devices of this machine, is a part of; None if it is a world's of another starter."""
 
 
 class Elsewhere(Protocol):

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
-from pytest_accel.forkserver.server_messages import (
-    PreloadFailed,
-    RankExited,
-    ServerNote,
-    ServerReport,
-    StartFailed,
-    Survivors,
-    WorldStarted,
-)
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
-from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports
 
 
 class LocalStarter:
@@ -40,24 +29,18 @@ class LocalStarter:
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None
 
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        return self.leases.unavailable(demand)
-
     async def take(self, demand: WorldDemand) -> HeldLease:
-        try:
-            return await self.leases.take(demand)
-        except LockFolderError as error:
-            raise PlaceError(str(error)) from error
+        return await self.leases.take(demand)
 
-    def waiting(self, demand: WorldDemand) -> Waiting | None:
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         obstacles = self.leases.waiting(demand)
-        return None if obstacles is None else Waiting(self.leases.what(demand), obstacles)
+        return None if obstacles is None else (self.leases.what(demand), obstacles)
 
     def hand_on(self, taken: HeldLease) -> WorldDemand | None:
         return self.leases.hand_on(taken)
 
-    def describe(self, taken: HeldLease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        self.leases.describe(taken, test=test, pids=pids)
+    def describe(self, taken: HeldLease, test: str, pids: Sequence[int]) -> None:
+        self.leases.describe(taken, test, pids)
 
     def give_back(self, taken: HeldLease, *, killed: bool) -> None:
         self.leases.give_back(taken, killed=killed)
@@ -68,8 +51,7 @@ class LocalStarter:
     def warm(self) -> None:
         """Start the fork server."""
         if self._server is None:
-            report = partial(report_to, self.reports)
-            self._server = ForkServerClient(self.spec, self.spawn, report, self._server_ended)
+            self._server = ForkServerClient(self.spec, self.spawn, self.reports.report, self._server_ended)
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
         self.warm()
@@ -95,20 +77,3 @@ class LocalStarter:
     def _server_ended(self, server: int, loss: str | None) -> None:
         self._server = None
         self.reports.lost_ranks(self, server, loss)
-
-
-def report_to(reports: StarterReports, message: ServerReport) -> None:
-    """Report a message of a fork server to the pool."""
-    match message:
-        case WorldStarted(world, pids):
-            reports.started(world, pids)
-        case StartFailed(world, text):
-            reports.not_started(world, text)
-        case RankExited(world, rank, end):
-            reports.exited(world, rank, end)
-        case Survivors(processes):
-            reports.left(processes)
-        case ServerNote(text):
-            reports.note(text)
-        case PreloadFailed(text):
-            reports.broken_by(text)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from socket import gethostname
 from threading import current_thread
-from traceback import format_exc
+from traceback import format_exc, format_exception
 from typing import Any, Protocol, TypeVar
 
 from pytest_accel.compat.asyncio_shims import GuardedLoop
@@ -34,8 +34,10 @@ from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.diagnosis import OutsideError
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.forkserver.server_messages import RankExited, ServerNotice, ServerReport, StartFailed, WorldStarted
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.rank_messages import RETIRED, Retire
@@ -46,12 +48,10 @@ from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_events import world_starting
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
+    CancelDemand,
     GiveBackWorld,
     InterruptedTest,
-    PoolError,
     PoolRequest,
-    RequestWorld,
     WarmServer,
     WorldGrant,
     WorldWanted,
@@ -64,7 +64,7 @@ from pytest_accel.pool.pooled_world import (
     WorldRequest,
     WorldState,
 )
-from pytest_accel.pool.starter import LostPlaceError, PlaceError, Starter, StarterReports, Taken
+from pytest_accel.pool.starter import LostPlaceError, Starter, StarterReports, Taken
 from pytest_accel.pool.summary import PoolSummary
 
 WAITING_SHOWN_AFTER = 5.0
@@ -145,12 +145,11 @@ class Pool:
         record: Recorder,
         show: Callable[[str], None],
         starters: Callable[[StarterReports], Starters],
-        on_cluster: bool = False,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         `workers` numbers the ranks. `record` gets the events of the pool, and `show` lines for the terminal. `starters`
-        is called in the pool's thread. The devices of a cluster are known once they are used (`on_cluster`).
+        is called in the pool's thread.
         """
         self.summary = PoolSummary(spec.directory)
         self.directory = spec.directory
@@ -180,7 +179,7 @@ class Pool:
         """The tasks that do not belong to a request."""
         self._thread = threads.start(self._run, "accel-pool")
         try:
-            self.call(self._open, starters, on_cluster)
+            self.call(self._open, starters)
         except BaseException:
             self._loop.call_soon_threadsafe(self._loop.stop)
             raise
@@ -217,7 +216,8 @@ class Pool:
             return method(*arguments)
         return result.result(threads.END_TIMEOUT)
 
-    def _open(self, starters: Callable[[StarterReports], Starters], on_cluster: bool) -> None:
+    def _open(self, starters: Callable[[StarterReports], Starters]) -> None:
+        on_cluster = self._machine.is_cluster  # Its devices are known once they are used.
         self._starters = starters(self)
         self._record("PoolOpened", slots=self._slots, kind=self._machine.session_kind)
         if on_cluster or len(self._starters.machines) > 1:
@@ -228,31 +228,23 @@ class Pool:
 
     def _failed(self, context: dict[str, Any]) -> None:
         """Terminate all worlds because the pool has an error. The one place where a bug of it ends."""
-        error = context.get("exception")
-        try:
-            raise error if error is not None else RuntimeError(context.get("message"))
-        except BaseException:
-            self.fail(f"the pool has ended with an error:\n{format_exc()}")
-
-    def fail(self, why: str) -> None:
-        """Terminate all worlds because of an error; `why` has its traceback. Requests get an error from then on."""
-        if current_thread() is not self._thread:
-            self.post(self.fail, why)
-            return
-        no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
-        hint = "/proc cannot be read: ranks cannot be started without it" if no_proc else ""
-        self.broken_by("\n".join(filter(None, (hint, why.rstrip()))))
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        why = f"the pool has ended with an error:\n{''.join(format_exception(error)).rstrip()}"
+        if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
+            why = f"/proc cannot be read: ranks cannot be started without it\n{why}"
+        self.broken_by(why)
 
     # Called by drivers
 
     def serve(self, driver: PoolDriver, message: PoolRequest) -> None:
         """Handle a message of a driver."""
         match message:
-            case RequestWorld(number, demand, timeout):
-                self._acquire(driver, number, demand, timeout)
-            case CancelRequest(number):
-                for request in [one for one in self.requests.values() if (one.driver, one.number) == (driver, number)]:
-                    self._cancel(request)
+            case WorldDemand():
+                self._acquire(driver, message)
+            case CancelDemand(number):
+                for request in list(self.requests.values()):
+                    if (request.driver, request.demand.number) == (driver, number):
+                        self._cancel(request)
             case GiveBackWorld(world, kill_reason, noticed, retire):
                 self.give_back(world, kill_reason, noticed, retire)
             case InterruptedTest(world, test):
@@ -261,9 +253,9 @@ class Pool:
                 if not self._closing and self.broken is None:
                     self._starters.warm()
 
-    def _acquire(self, driver: PoolDriver, number: int, demand: WorldDemand, timeout: float | None) -> None:
+    def _acquire(self, driver: PoolDriver, demand: WorldDemand) -> None:
         self._last_number += 1
-        request = WorldRequest(self._last_number, demand, driver, number, timeout, WAITING_SHOWN_AFTER)
+        request = WorldRequest(self._last_number, demand, driver, WAITING_SHOWN_AFTER)
         if demand.key.ranks:
             self._record("WorldRequested", request=request.id, test=demand.holder.test, about=demand.key.about)
         self.requests[request.id] = request
@@ -282,8 +274,8 @@ class Pool:
         found = None if request is None or request.starter is None else request.starter.waiting(request.demand)
         if request is None or found is None:
             return None
-        waits = f"{request.demand.holder.test} waits for {found.what}"
-        return ": ".join(filter(None, (waits, "; ".join(found.obstacles))))
+        what, obstacles = found
+        return ": ".join(filter(None, (f"{request.demand.holder.test} waits for {what}", "; ".join(obstacles))))
 
     def cancel_waiting(self) -> list[str]:
         """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""
@@ -377,7 +369,7 @@ class Pool:
             # The fork server, which kills what its ranks have left, may have failed.
             if not await self._starters.stop() or self.broken is not None:
                 with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
-                    self.left(kill_marked(self.directory))
+                    self._report_left(kill_marked(self.directory))
             for world in list(self.worlds.values()):
                 self._forget(world)
 
@@ -406,23 +398,37 @@ class Pool:
             world.forced_exit = RankExit(ExitCause.LOCK_LOST)
             self._kill(world, why)
 
-    def started(self, number: int, pids: tuple[int, ...]) -> None:
+    def report(self, message: ServerReport) -> None:
+        """Handle what a fork server reports."""
+        match message:
+            case WorldStarted(number, pids):
+                self._started(number, pids)
+            case StartFailed(number, why):
+                self._not_started(number, why)
+            case RankExited(number, rank, end):
+                self.exited(number, rank, end)
+            case ServerNotice(note, error, survivors):
+                self._report_left(survivors)
+                if note:
+                    self.summary.add_note(note)
+                if error:
+                    self.broken_by(error)
+
+    def _started(self, number: int, pids: tuple[int, ...]) -> None:
         """Let the request of a world have it."""
         world = self.worlds.get(number)
         if world is not None and world.state is WorldState.STARTING:
             world.pids = pids
-            assert world.taken is not None
-            world.starter.describe(world.taken, pids=pids)
             self._record("WorldReady", world=number, pids=pids)
             if not world.start.done():
                 world.start.set_result(None)
 
-    def not_started(self, number: int, why: str) -> None:
+    def _not_started(self, number: int, why: str) -> None:
         """Answer the request of a world that could not be started."""
         if (world := self.worlds.get(number)) is not None:
             self._forget(world)
             separator = "\n" if "\n" in why else " "
-            loop_tasks.fail(world.start, PoolError(f"the ranks could not be started:{separator}{why}"))
+            loop_tasks.fail(world.start, PlaceError(f"the ranks could not be started:{separator}{why}"))
 
     def exited(self, number: int, rank: int, end: RankExit) -> None:
         """Record the end of a rank. It is an error in the session's summary if no driver can notice it."""
@@ -438,7 +444,7 @@ class Pool:
         if world.ended and world.ending:
             self._forget(world)
 
-    def left(self, processes: Iterable[str]) -> None:
+    def _report_left(self, processes: Iterable[str]) -> None:
         """Report processes that live on although they were killed."""
         self.summary.errors += [f"{process} could not be killed" for process in processes]
 
@@ -456,17 +462,13 @@ class Pool:
             for rank in range(world.spec.ranks):
                 if world.spec.server_of(rank) == server:
                     world.rank_exited(rank, end)  # Before the slow cleanup, since the drivers wait for it.
-        self.left(kill_marked(self.directory, server))
+        self._report_left(kill_marked(self.directory, server))
         for world in worlds:
             if world.state is WorldState.RETIRING and self._closing:
                 self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
             if world.state not in (WorldState.IN_USE, WorldState.GONE):
                 self._kill(world, why)
-
-    def note(self, text: str) -> None:
-        """Show `text` with ``-v``."""
-        self.summary.add_note(text)
 
     def broken_by(self, why: str) -> None:
         """Terminate all worlds, and start none any more; the first reason stays."""
@@ -487,35 +489,28 @@ class Pool:
         """Answer a request: with an idle world, else with one that is started with what is taken for it."""
         try:
             if self.broken is not None or self._closing:
-                raise PoolError(self.broken or _SESSION_ENDS)
+                raise PlaceError(self.broken or _SESSION_ENDS)
             try:
                 await self._serve(request)
             except LostPlaceError:
                 await self._serve(request)
         except Exception as error:
-            expected = isinstance(error, (PoolError, PlaceError))
-            self._answer(request, PoolError(str(error) if expected else format_exc()))
+            self._answer(request, str(error) if isinstance(error, PlaceError) else format_exc())
 
     async def _serve(self, request: WorldRequest) -> None:
         key = request.demand.key
         starter = self._starters.of(key)
         world = self._find_idle(request) if starter.keeps(key) else None
         if world is None:
-            if (why := starter.unavailable(request.demand)) is not None:
-                raise PoolError(why)
             taken = await self._take(request, starter)
-            owned = True
-            """True as long as nothing else gives `taken` back."""
-            try:
+            with ExitStack() as undo:
+                undo.callback(starter.give_back, taken, killed=False)
                 world = None if starter.keeps(key) else self._find_idle(request)
                 if world is None:
                     world = self._begin(request, starter, taken)
                 else:
                     world.taken = taken
-                owned = False
-            finally:
-                if owned:
-                    starter.give_back(taken, killed=False)
+                undo.pop_all()
             if world.state is WorldState.STARTING and key.ranks:
                 await self._start(world)
         self._hand_over(world, request)
@@ -523,8 +518,9 @@ class Pool:
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
         """Wait for what a world needs."""
         request.starter = starter
-        left = math.inf if request.timeout is None else max(0.0, request.since + request.timeout - monotonic())
-        late = None if left == math.inf else self._loop.call_later(left, self._refuse_late, request)
+        timeout = request.demand.timeout
+        left = None if timeout is None else max(0.0, request.since + timeout - monotonic())
+        late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
         self._loop.call_soon(self._record_wait, request)
         try:
             taken: Taken = await starter.take(request.demand)
@@ -540,8 +536,8 @@ class Pool:
 
     def _refuse_late(self, request: WorldRequest) -> None:
         found = None if request.starter is None else request.starter.waiting(request.demand)
-        why = f"no devices came free within {request.timeout:g} s (--accel-wait)"
-        self._refuse(request, "\n".join([why, *(found.obstacles if found is not None else ())]))
+        why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
+        self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:
         """Return the world for `request`, whose processes are to be started. It has `taken` from then on."""
@@ -564,7 +560,7 @@ class Pool:
         try:
             world.starter.start(world.spec, world.taken)
         except Exception as error:  # For example no memory for a process.
-            self.not_started(world.spec.world, str(error) if isinstance(error, NoThreadError) else format_exc())
+            self._not_started(world.spec.world, str(error) if isinstance(error, NoThreadError) else format_exc())
         try:
             await shield(world.start)
             if world.state is not WorldState.STARTING:
@@ -581,8 +577,8 @@ class Pool:
         world.request, world.driver = request, request.driver
         holder, spec = request.demand.holder, world.spec
         try:
-            if world.taken is not None and (warm or not spec.ranks):
-                world.starter.describe(world.taken, test=holder.test, pids=None if spec.ranks else [holder.pid])
+            if world.taken is not None:
+                world.starter.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self._note(world, "WorldAcquired", request=request.id, reused=warm)
             names = self._starters.machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
@@ -604,32 +600,32 @@ class Pool:
         else:
             self._hand_over(world, request)
 
-    def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
+    def _answer(self, request: WorldRequest, answer: WorldGrant | str) -> None:
         if self.requests.pop(request.id, None) is None:
             return  # It was cancelled, or answered when it failed.
-        if isinstance(answer, PoolError):
-            self._record("RequestEnded", request=request.id, why=str(answer))
-        request.driver.handle(Answer(request.number, answer))
+        if isinstance(answer, str):
+            self._record("RequestEnded", request=request.id, why=answer)
+        request.driver.handle(Answer(request.demand.number, answer))
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
         """End the task of a request, and answer it with an error."""
         assert request.task is not None
         request.task.cancel()
-        self._answer(request, PoolError(why))
+        self._answer(request, why)
 
     def _find_idle(self, request: WorldRequest) -> PooledWorld | None:
-        """Return an idle world for `request` whose ranks are all alive, or None.
+        """Return an idle world for `request`, or None.
 
         The world that its driver has used last is the first choice: it has the fixtures of the module.
         """
         key = request.demand.key
-        found = [one for one in self._in_state(WorldState.IDLE) if one.spec.key == key and not one.exits]
+        found = [one for one in self._in_state(WorldState.IDLE) if one.spec.key == key]
         return next((one for one in found if one.driver is request.driver), found[0] if found else None)
 
     def _kill(self, world: PooledWorld, why: str) -> None:
         """Kill the processes of a world at once, because of `why`."""
         world.become(WorldState.KILLED)
-        loop_tasks.fail(world.start, PoolError(why))
+        loop_tasks.fail(world.start, PlaceError(why))
         self._note(world, "WorldEnding", why=why, killed=True)
         self._kill_after(world, 0.0)
 
@@ -677,12 +673,8 @@ class Pool:
             if world.keeps and monotonic() - world.since > IDLE_LIMIT:
                 self._retire(world, f"idle for {IDLE_LIMIT:.0f} s")
         idle = sorted(self._in_state(WorldState.IDLE), key=lambda world: world.since)
-        ranks = [sum(not world.spec.is_remote(rank) for rank in range(world.spec.ranks)) for world in idle]
-        excess = sum(ranks) - max(KEPT_RANKS, 2 * self._slots)
-        for world, here in zip(idle[:-1], ranks, strict=False):
-            if excess > 0:
-                excess -= here
-                self._retire(world, "more ranks were idle than are kept")
+        while len(idle) > 1 and sum(world.spec.ranks for world in idle) > max(KEPT_RANKS, 2 * self._slots):
+            self._retire(idle.pop(0), "more ranks were idle than are kept")
 
     def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:
         """Yield the worlds that are in `state` when their turn comes: the caller may change states meanwhile."""
@@ -707,12 +699,9 @@ class Pool:
                 if world.state is WorldState.RETIRING and 0 < left < _STACKS_BEFORE_KILL:
                     self._take_stacks(world)
             for request in list(self.requests.values()):
-                if request.starter is not None:
-                    if (why := request.starter.unavailable(request.demand)) is not None:
-                        self._refuse(request, why)
-                    elif now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
-                        request.show_at = now - request.since + WAITING_SHOWN_AGAIN
-                        self._show(f"accel: {waiting_text(line, now - request.since)}")
+                if now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
+                    request.show_at = now - request.since + WAITING_SHOWN_AGAIN
+                    self._show(f"accel: {waiting_text(line, now - request.since)}")
             self._retire_idle()
 
     def _take_stacks(self, world: PooledWorld) -> None:

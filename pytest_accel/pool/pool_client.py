@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pickle import dumps, loads
 from queue import Empty, SimpleQueue
 from threading import Condition
 from traceback import format_exc
 from typing import Any, Protocol
 
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
+    CancelDemand,
     DriverMessage,
-    EndWithUsageError,
     GiveBackWorld,
     InterruptedTest,
-    PoolError,
     PoolMessage,
     RankEnded,
-    RequestWorld,
     ShowLine,
     WarmServer,
     WorldGrant,
@@ -50,9 +50,11 @@ class PoolClient:
         self._send = send
         self._changed = Condition()
         """Held for each change of the attributes below."""
-        self._answers: dict[int, SimpleQueue[WorldGrant | PoolError]] = {}
-        """The queue that gets the answer of each request; a request that was cancelled has none."""
-        self._last_request = 0
+        self._answers: SimpleQueue[WorldGrant | str] = SimpleQueue()
+        """Gets the answer to the demand that the driver waits for."""
+        self._last_number = 0
+        self._awaited = 0
+        """The number of this demand; 0: the driver waits for none."""
         self._wanted: set[int] = set()
         self._exits: dict[tuple[int, int], RankExit] = {}
         """The exits of ranks of the driver's worlds, by world and rank."""
@@ -60,7 +62,7 @@ class PoolClient:
     @classmethod
     def over(cls, channel: Channel) -> PoolClient:
         """Return the client in an xdist worker; the pool is at the other end of `channel`."""
-        client = cls(lambda message: channel.send(dumps(message)))
+        client = cls(lambda message: channel.send(encode(message)))
         channel.setcallback(client._receive, endmarker=None)
         return client
 
@@ -68,30 +70,29 @@ class PoolClient:
         """Start the fork server, since tests that need ranks are being collected."""
         self._send(WarmServer())
 
-    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
+    def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
         """Wait for a world, or a lease without one, and return it; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PoolError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
+        Raise :class:`PlaceError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
         and a world that the pool grants at that moment is given back.
         """
         with self._changed:
-            self._last_request += 1
-            request = self._last_request
-            answers = self._answers[request] = SimpleQueue()
+            self._awaited = self._last_number = number = self._last_number + 1
+            self._answers = SimpleQueue()
         try:
-            self._send(RequestWorld(request, demand, timeout))
-            answer = answers.get()
+            self._send(WorldDemand(key, Holder.here(test), number, timeout))
+            answer = self._answers.get()
         except KeyboardInterrupt:
             raise  # The session ends; the controller cancels the request after showing what it waited for.
         except BaseException:
             with self._changed:
-                self._answers.pop(request, None)  # If the answer is on its way, `handle` gives the world back.
-            self._send(CancelRequest(request))
+                self._awaited = 0  # If the answer is on its way, `handle` gives the world back.
+            self._send(CancelDemand(number))
             with suppress(Empty):
-                self._give_back_unused(answers.get_nowait())
+                self._give_back_unused(self._answers.get_nowait())
             raise
-        if isinstance(answer, PoolError):
-            raise answer
+        if isinstance(answer, str):
+            raise PlaceError(answer)
         return answer
 
     def give_back(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
@@ -121,7 +122,7 @@ class PoolClient:
 
     def usage_error(self, text: str) -> None:
         """End the session with `text`, because a test requests something impossible."""
-        self._send(EndWithUsageError(text))
+        self._send(ShowLine(text, is_usage_error=True))
 
     def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""
@@ -133,17 +134,17 @@ class PoolClient:
                 case RankEnded(world, rank, end):
                     self._exits[world, rank] = end
                     self._changed.notify_all()
-                case Answer(request, value):
+                case Answer(number, value):
                     if isinstance(value, WorldGrant):  # A notice of its last use may have come after its return.
                         self._wanted.discard(value.spec.world)
-                    if (answers := self._answers.pop(request, None)) is not None:
-                        answers.put(value)
+                    if number == self._awaited:
+                        self._answers.put(value)
                     else:
                         unused = value
         if unused is not None:
             self._give_back_unused(unused)
 
-    def _give_back_unused(self, answer: WorldGrant | PoolError) -> None:
+    def _give_back_unused(self, answer: WorldGrant | str) -> None:
         """Give back a world that nobody waits for any more."""
         if isinstance(answer, WorldGrant):
             self.give_back(answer.spec.world, "its driver has stopped waiting for it", frozenset(), False)
@@ -153,11 +154,10 @@ class PoolClient:
             self._fail("the main pytest process has ended")
             return
         try:
-            self.handle(loads(data))
+            self.handle(decode(data, PoolMessage))
         except BaseException:  # execnet would close the channel without a message.
             self._fail(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
             raise
 
     def _fail(self, why: str) -> None:
-        for answers in list(self._answers.values()):
-            answers.put(PoolError(why))
+        self._answers.put(why)

@@ -1,6 +1,7 @@
 """The conversation between a driver and the pool: the messages, and the answers to a demand for a world.
 
-A driver in the controller and one in an xdist worker send the same messages. All can be pickled.
+A driver in the controller and one in an xdist worker send the same messages. In the controller they are passed on as
+they are, and between processes as `messages/struct_messages.py` says.
 """
 
 from __future__ import annotations
@@ -12,10 +13,6 @@ from msgspec import Struct
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.world_spec import WorldSpec
-
-
-class PoolError(Exception):
-    """The pool cannot provide a world; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +34,17 @@ class WorldGrant:
 # Driver to pool
 
 
-class WarmServer(Struct, frozen=True):
+class WarmServer(Struct, frozen=True, tag=True):
     """Start the fork server."""
 
 
-class RequestWorld(Struct, frozen=True):
-    """Request a world, and wait for its devices at most `timeout` seconds.
+class CancelDemand(Struct, frozen=True, tag=True):
+    """Cancel a demand, without an answer."""
 
-    An :class:`Answer` with the same `request` follows, unless the request is cancelled.
-    """
-
-    request: int
-    demand: WorldDemand
-    timeout: float | None
+    number: int
 
 
-class CancelRequest(Struct, frozen=True):
-    """Cancel a request, without an answer."""
-
-    request: int
-
-
-class GiveBackWorld(Struct, frozen=True):
+class GiveBackWorld(Struct, frozen=True, tag=True):
     """Give back a world, or a lease without one; see `Pool.give_back`."""
 
     world: int
@@ -67,45 +53,42 @@ class GiveBackWorld(Struct, frozen=True):
     retire: bool
 
 
-class InterruptedTest(Struct, frozen=True):
+class InterruptedTest(Struct, frozen=True, tag=True):
     """Record where the ranks of `world` are, since the session was interrupted while it ran `test`."""
 
     world: int
     test: str
 
 
-class ShowLine(Struct, frozen=True):
+class ShowLine(Struct, frozen=True, tag=True):
     """Write a line to the terminal."""
 
     line: str
+    is_usage_error: bool = False
+    """True if the session ends with it."""
 
 
-class EndWithUsageError(Struct, frozen=True):
-    """End the session with `text`."""
-
-    text: str
-
-
-PoolRequest = WarmServer | RequestWorld | CancelRequest | GiveBackWorld | InterruptedTest
-DriverMessage = PoolRequest | ShowLine | EndWithUsageError
+PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld | InterruptedTest
+DriverMessage = PoolRequest | ShowLine
 
 # Pool to driver
 
 
-class Answer(Struct, frozen=True):
-    """The answer to the :class:`RequestWorld` with the same `request`."""
+class Answer(Struct, frozen=True, tag=True):
+    """The answer to the :class:`WorldDemand` with the same `number`."""
 
-    request: int
-    value: WorldGrant | PoolError
+    number: int
+    value: WorldGrant | str
+    """The text says why the pool cannot provide a world."""
 
 
-class WorldWanted(Struct, frozen=True):
+class WorldWanted(Struct, frozen=True, tag=True):
     """Another request waits for the devices or slots of `world`."""
 
     world: int
 
 
-class RankEnded(Struct, frozen=True):
+class RankEnded(Struct, frozen=True, tag=True):
     """A rank of a world that the driver has, or will get, has ended."""
 
     world: int

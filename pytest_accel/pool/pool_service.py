@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pickle import dumps, loads
 from traceback import format_exc
 
+import pytest
+
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient
 from pytest_accel.pool.pool_messages import (
     Answer,
     DriverMessage,
-    EndWithUsageError,
-    PoolError,
     PoolMessage,
-    RequestWorld,
     ShowLine,
     WarmServer,
 )
@@ -44,7 +44,7 @@ class WorkerDriver:
 
     def handle(self, message: PoolMessage) -> None:
         with suppress(OSError):  # The worker has ended; the end marker follows.
-            self._channel.send(dumps(message))
+            self._channel.send(encode(message))
 
     def receive(self, data: bytes | None) -> None:
         """Handle a serialized message of the worker; None says that it has ended.
@@ -54,42 +54,34 @@ class WorkerDriver:
         message: DriverMessage | None = None
         try:
             if data is not None:
-                message = loads(data)
-                if not _is_shown(message, self._show, self._on_usage_error):
+                message = decode(data, DriverMessage)
+                if isinstance(message, ShowLine):
+                    (self._on_usage_error if message.is_usage_error else self._show)(message.line)
+                else:
                     self._used_pool = self._get_pool()
                     self._used_pool.post(self._used_pool.serve, self, message)
             elif self._used_pool is not None:
                 self._used_pool.post(self._used_pool.driver_lost, self)
         except BaseException:
-            why = f"a request of an xdist worker has ended with an error:\n{format_exc()}"
-            if isinstance(message, RequestWorld):
-                self.handle(Answer(message.request, PoolError(why)))
+            why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
+            if isinstance(message, WorldDemand):
+                self.handle(Answer(message.number, why))
             if self._used_pool is not None:
-                self._used_pool.fail(why)
+                self._used_pool.post(self._used_pool.broken_by, why)
 
 
 def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
     """Return the client of a driver in the controller, whose messages are calls of the pool."""
 
     def send(message: DriverMessage) -> None:
-        if not _is_shown(message, show, usage_error):
-            pool.post(pool.serve, client, message)
+        if isinstance(message, ShowLine):
+            if message.is_usage_error:
+                raise pytest.UsageError(message.line)
+            show(message.line)
+            return
+        pool.post(pool.serve, client, message)
         if isinstance(message, WarmServer):
             pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
 
-    def usage_error(text: str) -> None:
-        import pytest
-
-        raise pytest.UsageError(text)
-
     client = PoolClient(send)
     return client
-
-
-def _is_shown(message: object, show: Callable[[str], None], on_usage_error: Callable[[str], None]) -> bool:
-    """Handle a message for the terminal, and return whether it was one."""
-    if isinstance(message, ShowLine):
-        show(message.line)
-    elif isinstance(message, EndWithUsageError):
-        on_usage_error(message.text)
-    return isinstance(message, (ShowLine, EndWithUsageError))

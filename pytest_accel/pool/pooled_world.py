@@ -34,10 +34,6 @@ class WorldRequest:
     id: int
     demand: WorldDemand
     driver: PoolDriver
-    number: int
-    """The driver's own number of the request."""
-    timeout: float | None
-    """Seconds for which it may wait for devices or CPU slots; None: without a limit."""
     show_at: float
     """Seconds after which a line shows what it waits for."""
     task: Task[None] | None = None

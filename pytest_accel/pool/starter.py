@@ -6,12 +6,13 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.forkserver.server_messages import ServerReport
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.world_spec import WorldSpec
 
 
@@ -21,19 +22,6 @@ class Taken(Protocol):
     @property
     def wanted(self) -> bool:
         """True if another request waits for it."""
-
-
-class Waiting(NamedTuple):
-    """What a request waits for."""
-
-    what: str
-    """In words, such as ``2 sim devices``."""
-    obstacles: list[str]
-    """A line for each known reason, such as who holds a device."""
-
-
-class PlaceError(Exception):
-    """A starter cannot take what a world needs; the message says why."""
 
 
 class LostPlaceError(PlaceError):
@@ -52,29 +40,17 @@ class StarterReports(Protocol):
     def lost(self, taken: Taken, why: str) -> None:
         """Note that the ranks of a world must not use what was taken for it any more."""
 
-    def started(self, world: int, pids: tuple[int, ...]) -> None:
-        """Note that all ranks of a world have started; `pids` has their process ids by rank."""
-
-    def not_started(self, world: int, why: str) -> None:
-        """Note that a world could not be started, and that no process of it is left."""
-
-    def exited(self, world: int, rank: int, end: RankExit) -> None:
-        """Note that a rank has ended."""
-
-    def left(self, processes: Iterable[str]) -> None:
-        """Note processes that live on although they were killed at the end of their fork server."""
-
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """Note that the fork server `server` of `starter` has ended, and all its ranks with it.
 
         `loss` is the name of its machine, and why this counts as lost; None if it does not.
         """
 
-    def note(self, text: str) -> None:
-        """Show `text` with ``-v``."""
+    def report(self, message: ServerReport) -> None:
+        """Note what a fork server reports.
 
-    def broken_by(self, why: str) -> None:
-        """End all worlds: no world can be started any more."""
+        A `WorldStarted` has the process ids of all ranks; after a `StartFailed`, no process of the world is left.
+        """
 
 
 Own = TypeVar("Own", bound=Taken)
@@ -87,17 +63,17 @@ class Starter(Protocol[Own]):
     def keeps(self, key: WorldKey) -> bool:
         """Return whether an idle world of `key` keeps what was taken for it, as devices; CPU slots are each test's."""
 
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        """Return why `demand` can never be met any more in this session, or None."""
-
     async def take(self, demand: WorldDemand) -> Own:
         """Wait for what a world needs, and return it.
 
-        Raise :class:`PlaceError` if that is not possible. A cancelled call has taken nothing.
+        Raise :class:`PlaceError` if that is not possible, or not any more. A cancelled call has taken nothing.
         """
 
-    def waiting(self, demand: WorldDemand) -> Waiting | None:
-        """Return what a call of :meth:`take` waits for; None if there is no such call, or it need not wait."""
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
+        """Return what a call of :meth:`take` waits for; None if there is no such call, or it need not wait.
+
+        First in words, such as ``2 sim devices``, then a line for each known reason, such as who holds a device.
+        """
 
     def hand_on(self, taken: Own) -> WorldDemand | None:
         """Give what a returned world has to the first call of :meth:`take` that waits for it.
@@ -106,8 +82,8 @@ class Starter(Protocol[Own]):
         has another key.
         """
 
-    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        """Tell other sessions which test uses what was taken, or which processes."""
+    def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
+        """Tell other sessions which test uses what was taken, in which processes, by rank."""
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         """Return what was taken; no process uses it any more. `killed` says whether the processes were killed."""

@@ -24,7 +24,7 @@ from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages import worker_input
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
-from pytest_accel.messages.role import Role, StorePort
+from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
@@ -47,7 +47,7 @@ class _RankStart:
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Take on the role. pytest calls this hook first, when it registers this plugin."""
-        session, (spec, rank, listener, store_port, _) = self._session, self._role
+        session, spec, rank = self._session, self._role.spec, self._role.rank
         log.start_here(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)
@@ -56,7 +56,7 @@ class _RankStart:
         signal.signal(STACK_SIGNAL, partial(write_stacks, self._stack_file))
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
         signal.siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
-        _set_environment(context, store_port)
+        _set_environment(context, self._role.port)
         torch_devices.limit_threads()
         coverage.start(session.coverage if session.shared else None, pluginmanager)
         if context.cores and hasattr(os, "sched_setaffinity"):
@@ -64,7 +64,7 @@ class _RankStart:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables(), output)
+        self.plugin = rank_plugin.RankPlugin(context, self._role, LateVariables(), output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 
@@ -137,7 +137,7 @@ def _held(context: RankContext) -> str:
     return msgspec.json.encode(held).decode()
 
 
-def _set_environment(context: RankContext, store_port: StorePort | None) -> None:
+def _set_environment(context: RankContext, port: int | None) -> None:
     """Set the mask, the rank's identity, its number of threads and the mark's ``env``; record all in the context."""
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
@@ -146,8 +146,8 @@ def _set_environment(context: RankContext, store_port: StorePort | None) -> None
         # The mask of CPU slots sets threads and cores. A rank must not use those of other ranks, so name its own only.
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
     if spec.grouped:
-        assert store_port is not None
-        changes |= rank_environment.environment(spec, rank, store_port.port)
+        assert port is not None
+        changes |= rank_environment.environment(spec, rank, port)
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
     changes |= worker_input.environment(spec.workers[rank])

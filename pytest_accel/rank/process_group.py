@@ -17,7 +17,7 @@ from pytest_accel import features
 from pytest_accel.compat import torch_api
 from pytest_accel.core.paths import store_folder
 from pytest_accel.core.world_key import backend_names
-from pytest_accel.messages.role import LOOPBACK, StorePort, host_of
+from pytest_accel.messages.role import LOOPBACK, Role, host_of
 from pytest_accel.rank import flight_recorder, torch_devices
 from pytest_accel.rank.rank_environment import AGENT_STORE
 from pytest_accel.rank.signed_store import FolderStore, SignedStore
@@ -43,18 +43,18 @@ class BackendError(Exception):
     """torch, or the backend of the default process group, cannot be used in this rank. The message is one line."""
 
 
-def prepare(context: RankContext, store_port: StorePort) -> None:
+def prepare(context: RankContext, role: Role) -> None:
     """Open the world's store and, unless the mark says ``init=False``, its default process group.
 
     Raise :class:`BackendError`, in all ranks, if torch or the backend cannot be used.
     """
     if torch_devices.installed_torch() is None:
-        _prepare_without_torch(context, store_port)
+        _prepare_without_torch(context, role)
         return
     import torch.distributed as dist
 
-    spec, rank = context.spec, context.rank
-    port, listening = store_port
+    spec, rank, port = context.spec, context.rank, role.port
+    assert port is not None
     host = host_of(spec)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
@@ -67,11 +67,11 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         backend = spec.key.backend or context.vendor.backend or torch_api.default_backend(device.type)
         _check_backend(backend, device.type)  # Check before a rank waits for rank 0's store.
     if rank == 0:
-        assert listening is not None
-        store: Store = torch_api.serve_store(host, spec.ranks, GROUP_TIMEOUT, listening)
+        assert role.store is not None
+        store: Store = torch_api.serve_store(host, spec.ranks, GROUP_TIMEOUT, role.store)
     else:
-        if listening is not None:
-            listening.close()
+        if role.store is not None:
+            role.store.close()
         store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
@@ -155,7 +155,7 @@ def _without_agent_store() -> Iterator[None]:
             os.environ[AGENT_STORE] = before
 
 
-def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:
+def _prepare_without_torch(context: RankContext, role: Role) -> None:
     """Open a store for the plugin's own values. The port of the world's store is free then, for the suite's use."""
     spec = context.spec
     if spec.key.init:
@@ -165,8 +165,8 @@ def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:
         )
     if spec.addresses:
         raise BackendError(f"a test on several machines needs {MISSING_TORCH}: install torch, or use one machine")
-    if store_port.listening is not None:
-        store_port.listening.close()
+    if role.store is not None:
+        role.store.close()
     folder = store_folder(context.session.directory, spec.world)
     context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
 

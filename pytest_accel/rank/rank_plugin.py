@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import cached_property
 from os import W_OK, access, chdir, devnull
 from os.path import dirname
-from socket import socket
 from traceback import format_exc
 from typing import Any
 
@@ -22,7 +21,7 @@ from pytest_accel.core.device import MaskError
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
-from pytest_accel.messages.role import StorePort
+from pytest_accel.messages.role import Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
@@ -61,8 +60,7 @@ class RankPlugin:
     def __init__(
         self,
         context: RankContext,
-        listener: socket,
-        store_port: StorePort | None,
+        role: Role,
         late_variables: LateVariables,
         output: RankOutput,
     ) -> None:
@@ -72,10 +70,9 @@ class RankPlugin:
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None: it has not ended."""
-        self._listener = listener
-        self._store_port = store_port
+        self._role = role
         self._collector = RankCollector(late_variables)
-        self._debugger = RankDebugger(listener)
+        self._debugger = RankDebugger(role.listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
         self._output = output
@@ -160,7 +157,7 @@ class RankPlugin:
             return True
         self.served = True
         while not self.retired:
-            driver = LinkToDriver(self._listener)
+            driver = LinkToDriver(self._role.listener)
             driver.send(Ready())
             self._serve(session, driver)
         return True
@@ -178,7 +175,7 @@ class RankPlugin:
         """Wait for a driver, and send it the reason why this rank cannot run tests."""
         self.served = True
         with suppress(OSError):
-            driver = LinkToDriver(self._listener)
+            driver = LinkToDriver(self._role.listener)
             text = "\n".join([problem.text, *self._collector.errors])
             driver.send(CannotRun(text, problem.headline))
 
@@ -206,8 +203,7 @@ class RankPlugin:
         if spec.share is not None or context.session.fractions:
             torch_devices.limit_memory(context)
         if spec.grouped:
-            assert self._store_port is not None
-            process_group.prepare(context, self._store_port)
+            process_group.prepare(context, self._role)
 
     def _serve(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Run tests until this driver returns the world, by closing its connection, or the pool retires the rank."""

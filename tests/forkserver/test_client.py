@@ -21,8 +21,8 @@ from pytest_accel.core.paths import socket_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
 from pytest_accel.forkserver.server_messages import (
-    PreloadFailed,
     RankExited,
+    ServerNotice,
     ServerReport,
     StartFailed,
     WorldStarted,
@@ -326,7 +326,7 @@ def test_a_module_that_cannot_be_preloaded_is_reported(tmp_path: Path) -> None:
     suite = RankSuite(tmp_path, preload=("no_such_module",))
 
     async def test(server: ForkServerClient, reports: ReportQueue) -> None:
-        text = (await reports.next(PreloadFailed)).text
+        text = (await reports.next(ServerNotice)).error
         assert text.startswith("accel_preload: no_such_module cannot be imported where ranks are forked: ")
         await reports.next(str)
 

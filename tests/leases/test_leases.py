@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.hardware.health import Health
+from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
-from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, lock_path
+from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, PlaceError, lock_path
 from tests.deadline import scaled
 from tests.descriptor_limit import open_descriptors
 from tests.leases.demands import devices, session, slots
@@ -89,6 +91,7 @@ async def waiting(leases: Leases, demand: WorldDemand) -> asyncio.Task[HeldLease
     """Return a task that waits for `demand`."""
     task = asyncio.create_task(leases.take(demand))
     await asyncio.sleep(0)
+    await asyncio.sleep(0)  # Holders have been told.
     assert leases.waiting(demand) is not None
     return task
 
@@ -117,7 +120,7 @@ async def test_free_devices_and_slots_are_granted_at_once_and_returned_once(fold
         assert names(last) == ["sim-2", "sim-3"], "a lease that is returned twice frees its devices once"
         one.close()
         one.give_back(last)
-        one.describe(last, test="late")
+        one.describe(last, "late", ())
         with pytest.raises(RuntimeError, match="closed"):
             at_once(one, devices(1))
 
@@ -171,25 +174,14 @@ async def test_a_lease_is_wanted_as_long_as_somebody_waits_for_it(folder: Path) 
     await cancel(for_slots)
     await cancel(await waiting(one, devices(4)))
     assert told[3:] == [pair, single]
-
-    def give_back(lease: HeldLease) -> None:
-        told.append(lease)
-        other.give_back(lease)
-
-    other = session("sim:2", on_wanted=give_back)
-    held = at_once(other, devices(1)), at_once(other, devices(1))
-    told.clear()
-    at_once(other, devices(1))
-    assert told == [held[0]], "what the first holder has returned suffices"
     one.close()
-    other.close()
 
 
 @in_loop
 async def test_a_lease_is_handed_on_to_the_first_request_if_that_has_the_same_key(folder: Path) -> None:
     one = session()
     world, single, of_slots = at_once(one, devices(2)), at_once(one, devices(2)), at_once(one, slots(4))
-    one.describe(world, test="test_before", pids=[os.getpid()])
+    one.describe(world, "test_before", [os.getpid()])
     shown = who_holds(folder, "sim-0")
     assert shown is not None
     assert (shown.test, shown.pids) == ("test_before", (os.getpid(),))
@@ -264,6 +256,24 @@ async def test_a_device_is_not_granted_while_a_process_of_its_last_test_has_it(f
             assert not task.done(), "the session has no right to the device either"
             left.kill()
             await task
+
+
+@in_loop
+async def test_a_request_fails_if_a_device_breaks_that_it_needs_also_while_it_waits(folder: Path) -> None:
+    machine = Machine(parse_kind("sim:2"))
+    ill = {"sim-0": Health("sick", "it has broken memory"), "sim-1": Health()}
+    vars(machine.vendor("sim"))["health"] = lambda devices, session: ill
+    one = Leases(machine, 4, print, print, waits_for_busy=False)
+    async with running(one):
+        lease = at_once(one, devices(1))
+        task = await waiting(one, devices(2))
+        one.give_back(lease, killed=True)
+        text = "(?s)needs 2 sim devices.*\nsim-0 was set aside: it has broken memory$"
+        with pytest.raises(PlaceError, match=text):
+            await task
+        with pytest.raises(PlaceError, match=text):
+            at_once(one, devices(2))
+        assert names(at_once(one, devices(1))) == ["sim-1"]
 
 
 @in_loop

@@ -31,10 +31,8 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
-    PoolError,
+    CancelDemand,
     PoolMessage,
-    RequestWorld,
     WorldGrant,
 )
 from pytest_accel.pool.pool_service import client_here
@@ -88,7 +86,7 @@ class Unconcerned:
     """A driver with one request, which keeps its world although another request waits for it."""
 
     def __init__(self) -> None:
-        self.answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[WorldGrant | str] = queue.SimpleQueue()
 
     def handle(self, message: PoolMessage) -> None:
         if isinstance(message, Answer):
@@ -106,10 +104,10 @@ class ClusterPool:
     last: Unconcerned = field(default_factory=Unconcerned)
     """The driver of the last request."""
 
-    def request(self, key: WorldKey, timeout: float | None = None) -> queue.SimpleQueue[WorldGrant | PoolError]:
+    def request(self, key: WorldKey, timeout: float | None = None) -> queue.SimpleQueue[WorldGrant | str]:
         """Request a world; return the queue that gets the answer."""
         self.last = Unconcerned()
-        self.pool.call(self.pool.serve, self.last, RequestWorld(1, WorldDemand(key, HOLDER), timeout))
+        self.pool.call(self.pool.serve, self.last, WorldDemand(key, HOLDER, 1, timeout))
         return self.last.answers
 
     def waiting(self) -> str | None:
@@ -117,7 +115,7 @@ class ClusterPool:
         requests = self.pool.call(lambda: [one.id for one in self.pool.requests.values() if one.driver is self.last])
         return self.pool.call(self.pool.waiting, requests[0]) if requests else None
 
-    def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
+    def get(self, answers: queue.SimpleQueue[WorldGrant | str]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer
@@ -243,7 +241,7 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
 ) -> None:
     world = one_node.acquire(PAIR)
     cancelled = one_node.request(ONE)
-    one_node.pool.call(one_node.pool.serve, one_node.last, CancelRequest(1))
+    one_node.pool.call(one_node.pool.serve, one_node.last, CancelDemand(1))
     failed = one_node.request(ONE, scaled(3.0))
     one_node.pool.call(int)
     waits = f"a test waits for a place on the cluster: {CROWDED}"

@@ -15,6 +15,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.leases import HeldLease, Leases
@@ -28,11 +29,9 @@ from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import (
     Answer,
-    CancelRequest,
-    PoolError,
+    CancelDemand,
     PoolMessage,
     RankEnded,
-    RequestWorld,
     WorldGrant,
     WorldWanted,
 )
@@ -64,12 +63,13 @@ class SimulatedRanks(LocalStarter):
         pass
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
-        asyncio.get_running_loop().call_soon(self.reports.started, spec.world, NO_PIDS[: spec.ranks])
+        started = WorldStarted(spec.world, NO_PIDS[: spec.ranks])
+        asyncio.get_running_loop().call_soon(self.reports.report, started)
 
     def kill(self, spec: WorldSpec, after: float) -> None:
         status = RETIRED if after else -9
         for rank in range(spec.ranks):
-            asyncio.get_running_loop().call_soon(self.reports.exited, spec.world, rank, exited(status))
+            asyncio.get_running_loop().call_soon(self.reports.report, RankExited(spec.world, rank, exited(status)))
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
         self.kill(spec, 0.0)
@@ -107,7 +107,7 @@ class SimulatedSession:
     """A session with its pool, and the drivers that use it, all in the thread of the test."""
 
     pool: Pool
-    answers: queue.SimpleQueue[tuple[int, WorldGrant | PoolError]] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[tuple[int, WorldGrant | str]] = field(default_factory=queue.SimpleQueue)
     waiting: set[int] = field(default_factory=set)
     """The requests without an answer."""
     ended: list[tuple[int, int, RankExit]] = field(default_factory=list)
@@ -144,14 +144,14 @@ class SimulatedSession:
 
     def request(self, wanted: WorldKey, timeout: float | None = None) -> int:
         self.last += 1
-        demand = WorldDemand(wanted, Holder.here(f"test {self.last}"))
+        demand = WorldDemand(wanted, Holder.here(f"test {self.last}"), self.last, timeout)
         self.waiting.add(self.last)
-        self.pool.call(self.pool.serve, self, RequestWorld(self.last, demand, timeout))
+        self.pool.call(self.pool.serve, self, demand)
         return self.last
 
     def cancel(self, number: int) -> None:
         self.waiting.remove(number)
-        self.pool.call(self.pool.serve, self, CancelRequest(number))
+        self.pool.call(self.pool.serve, self, CancelDemand(number))
 
     def receive(self, timeout: float = 30.0) -> WorldGrant | None:
         """Wait for an answer; return the world that a driver has got, or None if its request was cancelled before."""

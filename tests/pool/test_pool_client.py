@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import Answer, CancelRequest, GiveBackWorld, WorldGrant
-
-DEMAND = WorldDemand(cast(WorldKey, None), Holder.here("a test"))
+from pytest_accel.pool.pool_messages import Answer, CancelDemand, DriverMessage, GiveBackWorld, WorldGrant
 
 
 class InterruptingChannel:
@@ -29,10 +25,10 @@ class InterruptingChannel:
 
     def send(self, item: object) -> None:
         assert isinstance(item, bytes)
-        self.sent.append(pickle.loads(item))
+        self.sent.append(decode(item, DriverMessage))
         if len(self.sent) == 1:
             if self._answer is not None:
-                self.receive(pickle.dumps(self._answer))
+                self.receive(encode(self._answer))
             raise TimeoutError("another plugin's timeout")
 
     def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None:
@@ -46,8 +42,8 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_given_back(lat
     channel = InterruptingChannel(None if late else answer)
     client = PoolClient.over(channel)
     with pytest.raises(TimeoutError):
-        client.acquire(DEMAND, 0.0)
+        client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test", 0.0)
     if late:
-        channel.receive(pickle.dumps(answer))
+        channel.receive(encode(answer))
     why = "its driver has stopped waiting for it"
-    assert channel.sent[1:] == [CancelRequest(1), GiveBackWorld(3, why, frozenset(), False)]
+    assert channel.sent[1:] == [CancelDemand(1), GiveBackWorld(3, why, frozenset(), False)]

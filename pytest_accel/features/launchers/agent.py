@@ -45,7 +45,7 @@ from pytest_accel.features.launchers.agent_messages import (
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import HeldLease, Leases, UnfitDevicesError
-from pytest_accel.leases.shared_folder import LockFolderError
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.connect import RankTarget
 from pytest_accel.messages.session_spec import SessionSpec
@@ -266,18 +266,16 @@ class _Agent:
         """Take a lease, and tell the driver its devices, or why there is none."""
         number = message.number
         # The lock file must name a process of this machine, for the other sessions here.
-        demand = replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
+        demand = structs.replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
             _, leases = self._use(message.settings)
             lease = self._granted[number] = await leases.take(demand, need=message.need, mask=message.mask)
-        except (LockFolderError, UnfitDevicesError) as error:
+        except PlaceError as error:
             self._send(Reply(number, error=str(error), unfit=isinstance(error, UnfitDevicesError)))
         except Exception:
             self._send(Reply(number, error=format_exc()))
         else:
             self._send(Reply(number, devices=lease.devices))
-            if lease.wanted:
-                self._wanted(lease)
 
     def _return_lease(self, message: ReturnLease) -> None:
         if message.number in self._granted and self._leases is not None:

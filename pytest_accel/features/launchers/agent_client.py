@@ -36,11 +36,12 @@ from pytest_accel.forkserver.server_process import ServerProcess
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.pool.starter import LostPlaceError, PlaceError
+from pytest_accel.pool.starter import LostPlaceError
 from pytest_accel.settings.options import Settings
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease, UnfitDevicesError
-from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports
 
 
 class SessionMachines(Protocol):
@@ -109,11 +108,9 @@ class StarterOnMachines(ABC, Generic[Own]):
                     taken.remote[machine] = await self._client(machine).lease(demand, need, mask, on_wanted)
                     del self._leasing[id(demand)]
                     continue
-                taken.here = await self._here.leases.take(demand, need=need, mask=mask)
+                taken.here = await self._here.leases.take(demand, need=need, mask=mask, owner=taken)
         except BaseException as error:
             self._return(taken, killed=False)
-            if isinstance(error, LockFolderError):
-                raise PlaceError(str(error)) from error
             if isinstance(error, UnfitDevicesError):
                 error.machine = machine
             raise
@@ -122,25 +119,19 @@ class StarterOnMachines(ABC, Generic[Own]):
         self._taken.append(taken)
         return taken
 
-    def taken_with(self, lease: HeldLease) -> Own | None:
-        """Return what `lease` is a part of."""
-        return next((one for one in self._taken if one.here is lease), None)
-
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        return self._here.unavailable(demand)
-
-    def waiting(self, demand: WorldDemand) -> Waiting | None:
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         what = self._leasing.get(id(demand))
-        return self._here.waiting(demand) if what is None else Waiting(what, [])
+        return self._here.waiting(demand) if what is None else (what, [])
 
     def hand_on(self, taken: Own) -> WorldDemand | None:
         return None if taken.remote or taken.here is None else self._here.hand_on(taken.here)
 
-    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
+    def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
         if taken.here is not None:
             machines = taken.machines or repeat(0)
-            mine = [pid for machine, pid in zip(machines, pids or (), strict=False) if not machine]
-            self._here.describe(taken.here, test=test, pids=None if pids is None else mine)
+            self._here.describe(
+                taken.here, test, [pid for machine, pid in zip(machines, pids, strict=False) if not machine]
+            )
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         self._taken.remove(taken)

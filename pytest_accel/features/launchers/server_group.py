@@ -11,12 +11,11 @@ from signal import SIGKILL
 from msgspec import structs
 
 from pytest_accel.forkserver.client import ForkServerClient
-from pytest_accel.forkserver.server_messages import ServerReport, StartFailed, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, ServerReport, StartFailed, WorldStarted
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.local_starter import report_to
 from pytest_accel.pool.starter import StarterReports
 
 
@@ -75,7 +74,7 @@ class ServerGroup:
         starting = self._starting.pop(spec.world, None)
         for rank in range(spec.ranks if starting is not None and starting.is_first else 0):
             if spec.server_of(rank) != spec.server_of(0):
-                get_running_loop().call_soon(self._reports.exited, spec.world, rank, exited(-SIGKILL))
+                get_running_loop().call_soon(self._reports.report, RankExited(spec.world, rank, exited(-SIGKILL)))
 
     def kill_servers(self, numbers: Collection[int]) -> None:
         """Kill these servers; reports of their ends follow."""
@@ -96,7 +95,7 @@ class ServerGroup:
         if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
             for other in self._servers.values():  # None of the world is started.
                 other.kill(message.world)
-        report_to(self._reports, message)
+        self._reports.report(message)
 
     def _started(self, server: int, message: WorldStarted) -> None:
         """Note that a server has forked its ranks of a world; after the first server, the others follow."""
@@ -112,7 +111,8 @@ class ServerGroup:
                 self._start_in(starting, other, message.port)
         if len(starting.pids) == spec.ranks:
             del self._starting[message.world]
-            self._reports.started(message.world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
+            pids = tuple(starting.pids[rank] for rank in range(spec.ranks))
+            self._reports.report(WorldStarted(message.world, pids))
 
     def _ended(self, server: int, loss: str | None) -> None:
         self._servers.pop(server, None)

@@ -25,10 +25,11 @@ from pytest_accel.features.ray.ray_messages import (
 )
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
+from pytest_accel.pool.starter import StarterReports
 
 _LOOK_INTERVAL = 1.0
 """Seconds after which a request that still waits for a place has more worlds make room for it."""
@@ -88,9 +89,6 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     def keeps(self, key: WorldKey) -> bool:
         return True
 
-    def unavailable(self, demand: WorldDemand) -> str | None:
-        return None
-
     async def take(self, demand: WorldDemand) -> PlaceTaken:
         unfit = self._unfit.setdefault(demand.key, {})
         while True:
@@ -147,11 +145,11 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             case PlaceFailed(_, reason):
                 loop_tasks.fail(found.placed, PlaceError(reason))
 
-    def waiting(self, demand: WorldDemand) -> Waiting | None:
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         for placing in self._placing.values():
             if placing.demand is demand:
                 obstacles = [*self._unfit.get(demand.key, {}).values(), placing.why]
-                return Waiting("a place on the cluster", obstacles) if placing.why else None
+                return ("a place on the cluster", obstacles) if placing.why else None
         return super().waiting(demand)
 
     def hand_on(self, taken: PlaceTaken) -> WorldDemand | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.pool.starter import PlaceError
+from pytest_accel.leases.shared_folder import PlaceError
 
 if TYPE_CHECKING:
     from pytest_accel.features.ray.ray_cluster import RayCluster

@@ -33,12 +33,13 @@ from pytest_accel.features.ray.ray_messages import (
 )
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import PlaceError, StarterReports
+from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60.0

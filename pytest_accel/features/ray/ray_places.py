@@ -36,7 +36,8 @@ from pytest_accel.features.ray.ray_messages import (
     ToHelper,
 )
 from pytest_accel.features.ray.ray_resources import Bundles, RayNode, choose_bundles
-from pytest_accel.pool.starter import LostPlaceError, PlaceError
+from pytest_accel.leases.shared_folder import PlaceError
+from pytest_accel.pool.starter import LostPlaceError
 
 _MODELS = frozenset(value for name, value in vars(accelerators).items() if name.isupper() and isinstance(value, str))
 """The models of accelerators that Ray knows."""

@@ -22,8 +22,8 @@ from typing import Any
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
 from pytest_accel.features.ray.ray_messages import Connected, HelperFailed, ToHelper
+from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
-from pytest_accel.pool.starter import PlaceError
 
 _REACH_TIMEOUT = 5.0
 """Seconds in which the cluster's address must accept a connection; Ray would try for minutes."""

@@ -18,7 +18,7 @@ from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.pool.starter import PlaceError
+from pytest_accel.leases.shared_folder import PlaceError
 
 RESOURCES = {
     "cuda": "GPU",

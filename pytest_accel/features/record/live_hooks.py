@@ -27,9 +27,9 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Progress
+from pytest_accel.features.record.pool_snapshot import PoolSnapshot, progress, snapshot
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool import waiting_text
-from pytest_accel.pool.pool_snapshot import PoolSnapshot, progress, snapshot
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:

@@ -120,9 +120,7 @@ class _LeaseHooks(_Fixture):
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[int]) -> None:
         """Wait for the leases, one after the other, and add their numbers to `held`. Raise what the setup raises."""
         from pytest_accel import late_marks
-        from pytest_accel.leases.demand import WorldDemand
-        from pytest_accel.leases.holder import Holder
-        from pytest_accel.pool.pool_messages import PoolError
+        from pytest_accel.leases.shared_folder import PlaceError
         from pytest_accel.verdict import remote_exceptions
 
         late_marks.fail_expected(item.config)
@@ -132,11 +130,11 @@ class _LeaseHooks(_Fixture):
             self._session.give_back_world()
             try:
                 for key in leases.keys:
-                    demand = WorldDemand(key, Holder.here(item.nodeid))
-                    spec = self._session.pool_client.acquire(demand, self._session.settings.wait).spec
+                    wait = self._session.settings.wait
+                    spec = self._session.pool_client.acquire(key, item.nodeid, wait).spec
                     held.append(spec.world)
                     self.devices += spec.devices
-            except PoolError as error:
+            except PlaceError as error:
                 raise remote_exceptions.not_run(str(error)) from None
         elif MARKED not in item.stash:  # An item with marks of the kernel says so itself.
             if self._session.settings.strict:
