@@ -32,7 +32,7 @@ class LauncherEnv(NamedTuple):
     job: tuple[str, ...]
     """Values that identify this launch: all its processes on all machines have them, and no other processes."""
     parent: str = ""
-    """Process id of the process that has started those of this machine, if `job` is empty; else empty."""
+    """Identity of the process that has started the processes of this machine, if `job` is empty; else empty."""
 
     @property
     def about(self) -> str:
@@ -142,7 +142,7 @@ def recognized(environ: Mapping[str, str]) -> Iterator[LauncherEnv]:
         except ValueError:
             continue
         job = tuple(environ[name] for name in variables.job if name in environ)
-        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, "" if job else str(os.getppid()))
+        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, "" if job else _parent())
 
 
 def variables_here(environ: Mapping[str, str]) -> dict[str, str]:
@@ -204,3 +204,19 @@ def is_xdist_worker() -> bool:
 def find_here() -> LauncherEnv | None:
     """Call :func:`find` with this process's environment, and return its result; None in an xdist worker."""
     return None if is_xdist_worker() else find(os.environ)
+
+
+def _parent() -> str:
+    """Return the identity of the parent process, or only its pid if nothing else can be learned about it.
+
+    The parent may be outside of this container: its pid is 0 then.
+    """
+    import psutil
+
+    from pytest_accel.core.kill import identity
+
+    parent = os.getppid()
+    try:
+        return identity(parent)
+    except psutil.Error:
+        return str(parent)
