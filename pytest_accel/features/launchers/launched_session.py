@@ -181,7 +181,9 @@ class LaunchedSession:
 
     def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
         """Return the devices of `kind` on another machine, or why they cannot be looked up."""
-        return self.clients[self.layout.machines[machine].server_numbers[0]].inventory(kind, settings)
+        client = self.clients[self.layout.machines[machine].server_numbers[0]]
+        client.settings = settings
+        return client.inventory(kind)
 
     @property
     def loss(self) -> str | None:

@@ -149,8 +149,8 @@ class StarterOnMachines(ABC, Generic[Own]):
     def _return(self, taken: Own, *, killed: bool) -> None:
         if taken.here is not None:
             self._here.give_back(taken.here, killed=killed)
-        for machine, lease in taken.remote.items():
-            self._client(machine).give_back(lease, killed=killed)
+        for lease in taken.remote.values():
+            lease.close()
 
     # Starting and ending
 

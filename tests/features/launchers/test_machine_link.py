@@ -47,7 +47,8 @@ class Ends:
         assert self.of_driver.recv_bytes() == b"greeting"
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
-        self.driver.start_server(self.link.name, StartServer(spec, {}), end, unix_sockets.listen(self.path, 8))
+        self.driver.listen(self.link.name, unix_sockets.listen(self.path, 8))
+        self.driver.open(self.link.name, StartServer(spec, {}), end)
         eventually("the server to start", lambda: bool(self.servers))
 
     def _open(self, target: Target) -> tuple[socket.socket, int | None]:
