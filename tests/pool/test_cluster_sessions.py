@@ -16,8 +16,8 @@ from tests.features.launchers.launcher_sessions import suites
 
 NO_MASKS = "MASKS = {}"
 CONFTEST = f"""
-    import os
     import sys
+    import threading
 
     sys.path.append({str(Path(__file__).resolve().parents[2])!r})
 
@@ -26,27 +26,18 @@ CONFTEST = f"""
     from pytest_accel import session_pool
     from pytest_accel.driver import item_plan
     from pytest_accel.settings.options import Settings
-    from tests.features.ray.table_cluster import Agents, TableCluster
+    from tests.features.ray.table_cluster import TableCluster
 
     {NO_MASKS}  # The mask in the environment of a node's agent, by the number of the node.
     MADE = []
 
 
-    def nodes():
-        agents = Agents(Settings(accel="sim:4,shared"))
-        table = TableCluster(agents.nodes, {{1: ["0", "1"], 2: ["2", "3"]}})
-        agents.on_lost = lambda number, why: table.lose(number)
-        for number in (1, 2):
-            os.environ.update({{"SIM_VISIBLE_DEVICES": MASKS[number]}} if number in MASKS else {{}})
-            agents.start()
-            os.environ.pop("SIM_VISIBLE_DEVICES", None)
-        MADE.append(agents)
-        return table
-
-
     class Starters(session_pool.SessionStarters):
         def __init__(self, config, settings, machine, spec, early, elsewhere, reports):
-            super().__init__(config, settings, machine, spec, early, nodes(), reports)
+            table = TableCluster(Settings(accel="sim:4,shared"), MASKS)
+            super().__init__(config, settings, machine, spec, early, table, reports)
+            MADE.append(table)
+            threading.Thread(target=lambda: [table.add(each) for each in (["0", "1"], ["2", "3"])]).start()
 
 
     def pytest_configure(config):
@@ -56,8 +47,8 @@ CONFTEST = f"""
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(config):
-        for agents in MADE:
-            agents.close()
+        for table in MADE:
+            table.close()
 """
 
 
@@ -145,7 +136,7 @@ def test_a_killed_node_fails_only_the_test_that_runs_there(suite: BackgroundSuit
 def test_a_test_runs_on_another_node_if_the_devices_of_the_first_do_not_suffice_and_fails_if_none_suffices(
     suite: BackgroundSuite,
 ) -> None:
-    suite.write("conftest.py", CONFTEST.replace(NO_MASKS, 'MASKS = {1: "1"}'))
+    suite.write("conftest.py", CONFTEST.replace(NO_MASKS, 'MASKS = {1: {"SIM_VISIBLE_DEVICES": "1"}}'))
     suite.write(
         "test_it.py",
         """

@@ -6,7 +6,7 @@ import queue
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ from pytest_accel.session_pool import SessionStarters
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually, scaled
-from tests.features.ray.table_cluster import CROWDED, Agents, TableCluster
+from tests.features.ray.table_cluster import CROWDED, TableCluster
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
@@ -100,7 +100,6 @@ class ClusterPool:
     """A pool on a cluster. The drivers of its worlds run in this process."""
 
     pool: Pool
-    agents: Agents
     table: TableCluster
     suite: Path
     last: Unconcerned = field(default_factory=Unconcerned)
@@ -150,20 +149,15 @@ class ClusterPool:
 
     def agent(self, node: int) -> psutil.Process:
         """Return the process of the agent of `node`."""
-        return psutil.Process(self.agents.processes[node].pid)
-
-    def kill(self, node: int) -> None:
-        """Kill the agent of `node`, and make the cluster grant no more places there."""
-        self.table.lose(node)
-        self.agent(node).kill()
+        return psutil.Process(self.table.processes[node - 1].pid)
 
 
 def device_ids(world: World) -> list[str]:
     return [device.id for device in world.grant.spec.devices]
 
 
-def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) -> Iterator[ClusterPool]:
-    """Yield a session whose cluster has `devices` on its nodes.
+def sessions(factory: pytest.TempPathFactory, *devices: list[str]) -> Iterator[ClusterPool]:
+    """Yield a session whose cluster has a node for each list of `devices`.
 
     The test fails if the session leaves an agent or a place behind.
     """
@@ -175,8 +169,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     spec = SessionSpec(
         args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
     )
-    agents = Agents(SETTINGS)
-    table = TableCluster(agents.nodes, devices)
+    table = TableCluster(SETTINGS)
     machine = machine_for(SETTINGS)
 
     def starters(reports: StarterReports) -> SessionStarters:
@@ -184,26 +177,26 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
 
     pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), show=print, starters=starters)
     try:
-        for _ in devices:
-            agents.start()
-        yield ClusterPool(pool, agents, table, suite)
+        for each in devices:
+            table.add(each)
+        yield ClusterPool(pool, table, suite)
     finally:
         pool.close(gracefully=False)
-        statuses = agents.close()
-    assert set(statuses.values()) <= {0, -signal.SIGKILL}
+        statuses = table.close()
+    assert set(statuses) <= {0, -signal.SIGKILL}
     assert table.placed == {}
 
 
 @pytest.fixture
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     """Yield a session on a cluster with two nodes, each with two devices."""
-    yield from sessions(tmp_path_factory, {1: ["0", "1"], 2: ["2", "3"]})
+    yield from sessions(tmp_path_factory, ["0", "1"], ["2", "3"])
 
 
 @pytest.fixture
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     """Yield a session on a cluster with one node and two of its four devices."""
-    yield from sessions(tmp_path_factory, {1: ["3", "1"]})
+    yield from sessions(tmp_path_factory, ["3", "1"])
 
 
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
@@ -275,8 +268,7 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
     answers = two_nodes.request(ONE)
     two_nodes.pool.call(int)
     two_nodes.table.lose(2)
-    two_nodes.agents.start()
-    two_nodes.table.add(3, ["0"])
+    two_nodes.table.add(["0"])
     agent.kill()
     world = two_nodes.get(answers)
     assert world.grant.spec.machines == (3,)

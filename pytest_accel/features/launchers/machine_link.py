@@ -111,7 +111,17 @@ class _MachineLink(ABC):
             self._loop.call_soon(take)
 
     def _run_in_thread(self) -> None:
-        self._thread = threads.start(self._loop.run_forever, "accel-machines")
+        self._thread = threads.start(self._run, "accel-machines")
+
+    def _run(self) -> None:
+        """Run the loop until it is stopped, and then end the streams."""
+        self._loop.run_forever()
+        self._streams.clear()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            self._loop.run_until_complete(asyncio.wait(self._tasks))
+        self._loop.close()
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
         """Have `call` called in the loop; no-op if that has ended. Any thread may call this."""
@@ -120,20 +130,13 @@ class _MachineLink(ABC):
 
     def close(self) -> None:
         """End the thread and the connections. A driver's connections otherwise stay open as long as its process."""
-
-        async def end_streams() -> None:
-            self._streams.clear()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
         if self._socket.closed:
             return
-        if self._thread is not None:
-            self._post(self._loop.stop)
+        self._post(self._loop.stop)
+        if self._thread is None:
+            self._run()
+        else:
             threads.end(self._thread)
-        self._loop.run_until_complete(end_streams())
-        self._loop.close()
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 

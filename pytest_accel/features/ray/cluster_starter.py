@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncio import Future, get_running_loop, wait
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -15,34 +14,51 @@ from pytest_accel.features.launchers.machines_starter import MachinesTaken, Star
 from pytest_accel.features.launchers.placement import Seat
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
+    AgentEnded,
+    AgentNeeded,
     HelperFailed,
-    PlaceAnswer,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
     ReleasePlace,
     RequestPlace,
+    StartAgent,
+    ToController,
+    ToHelper,
 )
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import PlaceError, StarterReports, Waiting
+from pytest_accel.pool.starter import LostPlaceError, PlaceError, StarterReports, Waiting
+from pytest_accel.settings.options import Settings
 
 _LOOK_INTERVAL = 1.0
 """Seconds after which a request that still waits for a place has more worlds make room for it."""
+_JOIN_TIMEOUT = 120.0
+"""Seconds in which the agents of a place must join: Ray starts processes for them."""
 
 
 class Cluster(Protocol):
-    """A cluster, which reserves places for worlds."""
+    """A cluster, as its helper process reserves places there."""
 
-    machines: ClusterMachines
-    on_answer: Callable[[PlaceAnswer | HelperFailed], None]
-    """Called with each answer, in any thread; with :class:`HelperFailed` if the connection to the cluster is lost."""
+    settings: Settings
+    rootdir: str
+    """The suite's root directory, with the same files on all machines."""
+    connection: Connection
+    """The connection to the helper."""
 
-    def send(self, message: RequestPlace | ReleasePlace) -> str | None:
-        """Send a message to the cluster; return why the connection to it is lost, or None."""
+    async def end(self, reason: str | None) -> str:
+        """Wait for the end of the helper, which has closed the connection; return why no request can be met any more.
+
+        `reason` is what the helper has said.
+        """
+
+    def kill(self) -> None:
+        """Kill the helper."""
 
 
 @dataclass(eq=False)
@@ -72,15 +88,18 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     """The starter of a session on a cluster."""
 
     def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: Cluster) -> None:
-        super().__init__(spec, here, cluster.machines, reports)
+        self._on_cluster = ClusterMachines(cluster.settings, cluster.rootdir, self._machine_lost)
+        super().__init__(spec, here, self._on_cluster, reports)
         self._cluster = cluster
-        self._loop = get_running_loop()
-        cluster.on_answer = self._post
+        self._failure: str | None = None
+        """Why no request can be met any more; None as long as the helper runs."""
+        self._ending: object = None
         self._ids = count(1)
         self._placing: dict[int, _Placing] = {}
         """By the id of the request."""
         self._unfit: dict[WorldKey, dict[int, str]] = {}
         """For each key, the machines whose devices do not meet its needs, and why."""
+        get_running_loop().add_reader(cluster.connection, self._receive)
 
     def serves(self, key: WorldKey) -> bool:
         return key.in_cluster
@@ -97,6 +116,8 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             avoided = frozenset(unfit)
             try:
                 place = await self._place(demand, avoided)
+            except LostPlaceError:
+                raise
             except PlaceError as error:
                 raise PlaceError("\n".join([*unfit.values(), str(error)])) from error
             masks = {machine: ",".join(devices) for machine, devices in place.devices.items()}
@@ -109,43 +130,33 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 unfit[error.machine] = str(error)
 
     async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> PlaceReserved:
-        """Wait for a place on the cluster."""
+        """Wait for a place on the cluster, and for the agents of its machines."""
+        if self._failure is not None:
+            raise PlaceError(self._failure)
         number = next(self._ids)
-        placing = self._placing[number] = _Placing(demand, self._loop.create_future())
+        placing = self._placing[number] = _Placing(demand, get_running_loop().create_future())
         try:
-            if (why := self._cluster.send(RequestPlace(number, demand.key, tuple(avoided)))) is not None:
-                raise PlaceError(why)
+            self._send(RequestPlace(number, demand.key, tuple(avoided)))
             while not placing.placed.done():
                 await wait([placing.placed], timeout=_LOOK_INTERVAL)
                 if placing.why:
                     self._make_room(demand.key)
-            return placing.placed.result()
+            place = placing.placed.result()
+            for machine in dict.fromkeys(place.machines):
+                await self._wait_joined(machine)
+            return place
         except BaseException:
-            self._cluster.send(ReleasePlace(number))  # It may have got a place at this moment.
+            self._send(ReleasePlace(number))  # It may have got a place at this moment.
             raise
         finally:
             del self._placing[number]
 
-    def _post(self, answer: PlaceAnswer | HelperFailed) -> None:
-        with suppress(RuntimeError):  # The pool is closed.
-            self._loop.call_soon_threadsafe(self._answer, answer)
-
-    def _answer(self, answer: PlaceAnswer | HelperFailed) -> None:
-        if isinstance(answer, HelperFailed):
-            for placing in self._placing.values():
-                loop_tasks.fail(placing.placed, PlaceError(answer.reason))
-            return
-        found = self._placing.get(answer.request_id)
-        if found is None or found.placed.done():
-            return  # It was cancelled, and has given back what it gets.
-        match answer:
-            case PlaceReserved():
-                found.placed.set_result(answer)
-            case PlaceWaits(_, reason):
-                found.why = reason
-                self._make_room(found.demand.key)
-            case PlaceFailed(_, reason):
-                loop_tasks.fail(found.placed, PlaceError(reason))
+    async def _wait_joined(self, machine: int) -> None:
+        joined = self._on_cluster.joined(machine)
+        await wait([joined], timeout=_JOIN_TIMEOUT)
+        if not joined.done():
+            self._machine_lost(machine, f"the agent on {self.machines[machine]} has not joined in {_JOIN_TIMEOUT:g} s")
+        joined.result()
 
     def waiting(self, demand: WorldDemand) -> Waiting | None:
         for placing in self._placing.values():
@@ -166,7 +177,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     def _return(self, taken: PlaceTaken, *, killed: bool) -> None:
         super()._return(taken, killed=killed)
         if taken.place is not None:
-            self._cluster.send(ReleasePlace(taken.place.request_id))
+            self._send(ReleasePlace(taken.place.request_id))
 
     def _place_is_wanted(self) -> bool:
         return any(placing.why for placing in self._placing.values())
@@ -183,6 +194,60 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     def place(self, spec: WorldSpec, taken: PlaceTaken) -> WorldSpec:
         assert taken.place is not None
         return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.place.machines])
+
+    async def stop(self) -> bool:
+        stopped = await super().stop()
+        get_running_loop().remove_reader(self._cluster.connection)
+        self._on_cluster.close()
+        return stopped
+
+    # The conversation with the helper
+
+    def _send(self, message: ToHelper) -> None:
+        try:
+            self._cluster.connection.send_bytes(encode(message))
+        except BlockingIOError:  # The helper does not read, and may have got a part of the message.
+            self._cluster.kill()
+        except OSError:
+            pass  # The helper has ended, which `_receive` notices.
+
+    def _receive(self) -> None:
+        try:
+            message: ToController = decode(self._cluster.connection.recv_bytes(), ToController)
+        except (EOFError, OSError):
+            get_running_loop().remove_reader(self._cluster.connection)
+            self._ending = loop_tasks.start(self._fail())
+            return
+        match message:
+            case AgentNeeded(name, address):
+                self._send(StartAgent(self._on_cluster.expect(name, address)))
+            case AgentEnded(machine, reason):
+                self._on_cluster.lose(machine, reason)
+            case HelperFailed(reason):
+                self._failure = reason
+            case PlaceReserved(request_id) | PlaceWaits(request_id) | PlaceFailed(request_id):
+                found = self._placing.get(request_id)
+                if found is not None and not found.placed.done():  # Otherwise it was cancelled, and is given back.
+                    self._answer(found, message)
+
+    def _answer(self, placing: _Placing, answer: PlaceReserved | PlaceWaits | PlaceFailed) -> None:
+        match answer:
+            case PlaceReserved():
+                placing.placed.set_result(answer)
+            case PlaceWaits(_, reason):
+                placing.why = reason
+                self._make_room(placing.demand.key)
+            case PlaceFailed(_, reason, is_lost):
+                loop_tasks.fail(placing.placed, (LostPlaceError if is_lost else PlaceError)(reason))
+
+    async def _fail(self) -> None:
+        self._failure = await self._cluster.end(self._failure)
+        for placing in self._placing.values():
+            loop_tasks.fail(placing.placed, PlaceError(self._failure))
+
+    def _machine_lost(self, machine: int, why: str) -> None:
+        self._on_cluster.lose(machine, why)
+        self._send(AgentEnded(machine, why))
 
 
 def _size(key: WorldKey) -> int:
