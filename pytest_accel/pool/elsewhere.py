@@ -45,7 +45,7 @@ class Layout(Protocol):
     """The machines of the processes that a launcher has started, the driver's first."""
 
     @property
-    def capacity(self) -> float:
+    def capacity(self) -> int:
         """The maximum number of ranks of a world."""
 
     @property

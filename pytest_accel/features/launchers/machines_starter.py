@@ -87,7 +87,7 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def _client(self, machine: int) -> AgentClient:
         """Return the client of the agent that leases the devices of another machine."""
-        return self._machines.clients[self._machines.layout.machines[machine].server_numbers[0]]
+        return self._machines.clients[self._machines.layout.machines[machine].servers[0]]
 
     # Taking and returning
 

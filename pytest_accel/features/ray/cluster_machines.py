@@ -20,7 +20,7 @@ from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import difference, suite_code
@@ -67,7 +67,7 @@ class ClusterMachines:
 
         `on_lost` is called in the loop with the number of a machine that is lost or may not join, and the reason.
         """
-        self.layout = Layout((RankMachine(platform.node(), "", (ForkServer(0, None),)),))
+        self.layout = Layout((RankMachine(platform.node(), "", (0,)),))
         """All machines so far."""
         self.clients: dict[int, AgentClient] = {}
         """The clients of the agents that have joined, by the number of the machine."""
@@ -89,7 +89,7 @@ class ClusterMachines:
         machines reach it at `address`.
         """
         number = len(self.layout.machines)
-        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (ForkServer(number, None),))))
+        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (number,))))
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         addresses = (*(address for _, address in own_interfaces()), _LOOPBACK)
         variable = os.environ.get(log.VARIABLE)
