@@ -6,8 +6,8 @@ import queue
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,6 +44,7 @@ from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, TableCluster
+from tests.peers import forked_copy
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
@@ -156,8 +157,10 @@ def device_ids(world: World) -> list[str]:
     return [device.id for device in world.grant.spec.devices]
 
 
-def sessions(factory: pytest.TempPathFactory, *devices: list[str]) -> Iterator[ClusterPool]:
-    """Yield a session whose cluster has a node for each list of `devices`.
+def sessions(
+    factory: pytest.TempPathFactory, *devices: list[str], environments: Mapping[int, Mapping[str, str]] | None = None
+) -> Iterator[ClusterPool]:
+    """Yield a session whose cluster has a node for each list of `devices`; some agents have variables.
 
     The test fails if the session leaves an agent or a place behind.
     """
@@ -169,7 +172,7 @@ def sessions(factory: pytest.TempPathFactory, *devices: list[str]) -> Iterator[C
     spec = SessionSpec(
         args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
     )
-    table = TableCluster(SETTINGS)
+    table = TableCluster(SETTINGS, environments)
     machine = machine_for(SETTINGS)
 
     def starters(reports: StarterReports) -> SessionStarters:
@@ -199,6 +202,13 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     yield from sessions(tmp_path_factory, ["3", "1"])
 
 
+@pytest.fixture
+def hidden_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
+    """Yield a session on a cluster with two nodes; the agent of the first sees only one of the two devices there."""
+    masks = {1: {"SIM_VISIBLE_DEVICES": "1"}}
+    yield from sessions(tmp_path_factory, ["0", "1"], ["2", "3"], environments=masks)
+
+
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
     other = SessionLocks(default_folder())
     world = one_node.acquire(PAIR)
@@ -210,7 +220,8 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
     assert len(one_node.table.placed) == 1
 
     # A request with another key: the idle world makes room. A single process with a device is no distributed world.
-    single = one_node.acquire(ONE)
+    with forked_copy():
+        single = one_node.acquire(ONE)
     eventually("the first place to be given back", lambda: 1 not in one_node.table.placed)
     one_node.run(single, "test_device")
     one_node.run(single, "test_device")
@@ -250,27 +261,35 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
     assert cancelled.empty()
 
 
+def test_a_world_runs_on_another_node_if_the_devices_of_the_first_do_not_suffice_and_fails_if_none_suffices(
+    hidden_device: ClusterPool,
+) -> None:
+    world = hidden_device.acquire(PAIR)
+    assert device_ids(world) == ["sim-2", "sim-3"]
+    world.close()
+    large = replace(PAIR, need=DeviceNeed(2, "sim", memory=900 << 30))
+    for _ in range(2):
+        failure = str(hidden_device.request(large).get(timeout=60))
+        for node, mask in (("node-1", "0,1"), ("node-2", "2,3")):
+            reserved = f"the cluster has reserved SIM_VISIBLE_DEVICES={mask}, but the test needs 2 sim devices"
+            (line,) = (line for line in failure.splitlines() if line.startswith(reserved))
+            assert line.endswith(f"(on {node})")
+        assert "there is no other node" in failure
+
+
 @pytest.mark.long
 def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_nodes: ClusterPool) -> None:
-    """The cluster does not know of the first loss and grants the node again. After the second, it grants another."""
-    agent = two_nodes.agent(1)
-    agent.suspend()
-    answers = two_nodes.request(ONE)  # The agent does not answer the request for the lease.
-    two_nodes.pool.call(int)
-    agent.kill()
-    answer = answers.get(timeout=60)
-    assert str(answer) == "the machine node-1 is lost"
-    assert two_nodes.table.granted == 2
+    agents = [two_nodes.agent(node) for node in (1, 2)]
+    for agent in agents:
+        agent.suspend()
+    answers = two_nodes.request(ONE)  # The agents do not answer the request for the lease.
+    for number, agent in enumerate(agents, 1):
+        eventually("a place to be granted", lambda number=number: two_nodes.table.granted == number)
+        agent.kill()
+    assert str(answers.get(timeout=60)) == "the machine node-2 is lost"
 
-    two_nodes.table.lose(1)
-    agent = two_nodes.agent(2)
-    agent.suspend()
-    answers = two_nodes.request(ONE)
-    two_nodes.pool.call(int)
-    two_nodes.table.lose(2)
     two_nodes.table.add(["0"])
-    agent.kill()
-    world = two_nodes.get(answers)
+    world = two_nodes.acquire(ONE)
     assert world.grant.spec.machines == (3,)
     two_nodes.run(world, "test_passes")
     world.close()

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import threading
-from asyncio import Future, get_running_loop
+from asyncio import Future, get_running_loop, sleep
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -214,7 +214,8 @@ class AgentClient:
         try:
             reply = await lease.reply
             if reply is None:
-                self.wait_lost()  # A request that is repeated because of the loss must not get this machine.
+                self.wait_lost()
+                await sleep(0)  # What `on_lost` has posted comes first: a repeated request must not get this machine.
                 raise LostPlaceError(f"the machine {self.machine} is lost")
             if reply.error:
                 raise (UnfitDevicesError if reply.unfit else PlaceError)(f"{reply.error} (on {self.machine})")
@@ -289,4 +290,6 @@ class RemoteLease:
         """Return the lease, or cancel the request."""
         if not self._call.closed:
             self._loop.remove_reader(self._call)
-            self._call.close()
+            # The connection may also be open in a process that a test has forked.
+            with self._call, fd_passing.socket_of(self._call) as end, suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

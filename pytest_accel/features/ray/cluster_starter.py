@@ -88,8 +88,8 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     """The starter of a session on a cluster."""
 
     def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: Cluster) -> None:
-        self._on_cluster = ClusterMachines(cluster.settings, cluster.rootdir, self._machine_lost)
-        super().__init__(spec, here, self._on_cluster, reports)
+        self.on_cluster = ClusterMachines(cluster.settings, cluster.rootdir, self._machine_lost)
+        super().__init__(spec, here, self.on_cluster, reports)
         self._cluster = cluster
         self._failure: str | None = None
         """Why no request can be met any more; None as long as the helper runs."""
@@ -152,7 +152,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             del self._placing[number]
 
     async def _wait_joined(self, machine: int) -> None:
-        joined = self._on_cluster.joined(machine)
+        joined = self.on_cluster.joined(machine)
         await wait([joined], timeout=_JOIN_TIMEOUT)
         if not joined.done():
             self._machine_lost(machine, f"the agent on {self.machines[machine]} has not joined in {_JOIN_TIMEOUT:g} s")
@@ -198,7 +198,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     async def stop(self) -> bool:
         stopped = await super().stop()
         get_running_loop().remove_reader(self._cluster.connection)
-        self._on_cluster.close()
+        self.on_cluster.close()
         return stopped
 
     # The conversation with the helper
@@ -220,9 +220,9 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             return
         match message:
             case AgentNeeded(name, address):
-                self._send(StartAgent(self._on_cluster.expect(name, address)))
+                self._send(StartAgent(self.on_cluster.expect(name, address)))
             case AgentEnded(machine, reason):
-                self._on_cluster.lose(machine, reason)
+                self.on_cluster.lose(machine, reason)
             case HelperFailed(reason):
                 self._failure = reason
             case PlaceReserved(request_id) | PlaceWaits(request_id) | PlaceFailed(request_id):
@@ -246,7 +246,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             loop_tasks.fail(placing.placed, PlaceError(self._failure))
 
     def _machine_lost(self, machine: int, why: str) -> None:
-        self._on_cluster.lose(machine, why)
+        self.on_cluster.lose(machine, why)
         self._send(AgentEnded(machine, why))
 
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
+from socket import SHUT_RDWR
 
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.interpreter import python_command, unmeasured
@@ -16,6 +18,7 @@ from pytest_accel.features.ray.ray_messages import Connected, HelperFailed
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.fd_passing import socket_of
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode
 from pytest_accel.messages.unix_sockets import Connection
@@ -104,7 +107,9 @@ class RayCluster:
 
     def close(self) -> None:
         """Give everything back to Ray, and end the helper. The pool must have been closed."""
-        self.connection.close()
+        # The connection may also be open in a process that a test has forked.
+        with self.connection, socket_of(self.connection) as end, suppress(OSError):
+            end.shutdown(SHUT_RDWR)
         self._wait()
         self._log.close()
 

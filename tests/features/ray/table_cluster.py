@@ -71,7 +71,8 @@ class TableCluster:
         threading.Thread(target=self._serve_session, daemon=True).start()
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
-        return ClusterStarter(spec, here, reports, self)
+        self._starter = ClusterStarter(spec, here, reports, self)
+        return self._starter
 
     async def end(self, reason: str | None) -> str:
         return reason or "the fake helper has ended"
@@ -85,10 +86,10 @@ class TableCluster:
         return [process.wait(60) for process in self.processes]
 
     def add(self, devices: list[str]) -> None:
-        """Add a node with `devices`, and start its agent."""
+        """Add a node with `devices`, start its agent, and wait until that has joined."""
         number = len(self.processes) + 1
         self._send(AgentNeeded(f"node-{number}", "127.0.0.1"))
-        eventually("the agent to be started", lambda: len(self.processes) == number)
+        eventually("the agent to join", lambda: number in self._starter.on_cluster.clients)
         with self._lock:
             self._free[number] = _Free(devices)
             self._grant()
