@@ -45,6 +45,6 @@ def marks(*decorators: pytest.MarkDecorator) -> Marks:
     return Marks(**{decorator.name: decorator.mark for decorator in decorators})
 
 
-def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None, turn: int = 0) -> ItemPlan:
+def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None) -> ItemPlan:
     """Return the plan of a test with `decorators` in a session with the resources `of`."""
-    return plan_item(marks(*decorators), {}, of or resources(), turn=turn)
+    return plan_item(marks(*decorators), {}, of or resources())

@@ -52,10 +52,6 @@ class Layout(Protocol):
     def names(self) -> tuple[str, ...]:
         """The names of the machines."""
 
-    @property
-    def servers_here(self) -> tuple[int, ...]:
-        """The numbers of the fork servers of the driver's machine."""
-
     def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
         """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is."""
 

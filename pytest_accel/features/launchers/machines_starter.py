@@ -220,4 +220,4 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:
         if spec.grouped:
             return self._on_seats(spec, taken, self._machines.layout.seats(spec.ranks, spec.key.machines))
-        return replace(spec, servers=(spec.key.server,), devices=() if taken.here is None else taken.here.devices)
+        return replace(spec, devices=() if taken.here is None else taken.here.devices)

@@ -42,11 +42,6 @@ class Layout:
         """The names of the machines."""
         return tuple(machine.name for machine in self.machines)
 
-    @property
-    def servers_here(self) -> tuple[int, ...]:
-        """The numbers of the fork servers of the driver's machine."""
-        return self.machines[0].servers
-
     def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
         """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is.
 

@@ -120,7 +120,7 @@ class TableCluster:
                 self.lose(message.machine)
             elif isinstance(message, ReleasePlace):
                 self._release(message.request_id)
-            elif message.avoided and self._free.keys() <= set(message.avoided):
+            elif len(self._free.keys() - set(message.avoided)) < message.key.machines:
                 self._send(PlaceFailed(message.request_id, "there is no other node", False))
             else:
                 self._waiting.append(message)
