@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncio import Future, get_running_loop, wait
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
@@ -63,25 +63,19 @@ class Cluster(Protocol):
 
 @dataclass(eq=False)
 class PlaceTaken(MachinesTaken):
-    """The place of a world, and its leases on the devices of each machine."""
+    """The place of a world, or the request for it, and the leases on the devices of each machine."""
 
-    place: PlaceReserved | None = None
-    place_wanted: Callable[[], bool] = lambda: False
+    number: int = 0
+    placed: Future[PlaceReserved] = field(default_factory=lambda: get_running_loop().create_future())
+    why: str = ""
+    """Why the request waits; empty: it may get a place at once."""
+    waiting: Mapping[int, PlaceTaken] = field(default_factory=dict)
+    """The requests of the session that wait for a place."""
 
     @property
     def wanted(self) -> bool:
-        """True if another request waits for devices or for the place."""
-        return self.place_wanted() or super().wanted
-
-
-@dataclass(eq=False)
-class _Placing:
-    """A request that waits for a place on the cluster."""
-
-    demand: WorldDemand
-    placed: Future[PlaceReserved]
-    why: str = ""
-    """Why it waits; empty: it may get a place at once."""
+        """True if another request waits for devices or for a place."""
+        return any(other.why for other in self.waiting.values()) or super().wanted
 
 
 class ClusterStarter(StarterOnMachines[PlaceTaken]):
@@ -95,8 +89,8 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
         """Why no request can be met any more; None as long as the helper runs."""
         self._ending: object = None
         self._ids = count(1)
-        self._placing: dict[int, _Placing] = {}
-        """By the id of the request."""
+        self._placing: dict[int, PlaceTaken] = {}
+        """The requests that wait for a place, by number."""
         self._unfit: dict[WorldKey, dict[int, str]] = {}
         """For each key, the machines whose devices do not meet its needs, and why."""
         get_running_loop().add_reader(cluster.connection, self._receive)
@@ -114,14 +108,14 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
         unfit = self._unfit.setdefault(demand.key, {})
         while True:
             avoided = frozenset(unfit)
+            taken = PlaceTaken(demand, number=next(self._ids), waiting=self._placing)
             try:
-                place = await self._place(demand, avoided)
+                place = await self._place(taken, avoided)
             except LostPlaceError:
                 raise
             except PlaceError as error:
                 raise PlaceError("\n".join([*unfit.values(), str(error)])) from error
             masks = {machine: ",".join(devices) for machine, devices in place.devices.items()}
-            taken = PlaceTaken(demand, place=place, place_wanted=self._place_is_wanted)
             try:
                 return await self._lease(taken, demand.key.needs(place.machines), masks)
             except UnfitDevicesError as error:
@@ -129,27 +123,27 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     raise PlaceError(str(error)) from error
                 unfit[error.machine] = str(error)
 
-    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> PlaceReserved:
+    async def _place(self, taken: PlaceTaken, avoided: Collection[int]) -> PlaceReserved:
         """Wait for a place on the cluster, and for the agents of its machines."""
         if self._failure is not None:
             raise PlaceError(self._failure)
-        number = next(self._ids)
-        placing = self._placing[number] = _Placing(demand, get_running_loop().create_future())
+        self._placing[taken.number] = taken
         try:
-            self._send(RequestPlace(number, demand.key, tuple(avoided)))
-            while not placing.placed.done():
-                await wait([placing.placed], timeout=_LOOK_INTERVAL)
-                if placing.why:
-                    self._make_room(demand.key)
-            place = placing.placed.result()
+            self._send(RequestPlace(taken.number, taken.demand.key, tuple(avoided)))
+            while not taken.placed.done():
+                await wait([taken.placed], timeout=_LOOK_INTERVAL)
+                if taken.why:
+                    self._make_room(taken.demand.key)
+            place = taken.placed.result()
+            taken.why = ""
             for machine in dict.fromkeys(place.machines):
                 await self._wait_joined(machine)
             return place
         except BaseException:
-            self._send(ReleasePlace(number))  # It may have got a place at this moment.
+            self._send(ReleasePlace(taken.number))  # It may have got a place at this moment.
             raise
         finally:
-            del self._placing[number]
+            del self._placing[taken.number]
 
     async def _wait_joined(self, machine: int) -> None:
         joined = self.on_cluster.joined(machine)
@@ -176,11 +170,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
 
     def _return(self, taken: PlaceTaken, *, killed: bool) -> None:
         super()._return(taken, killed=killed)
-        if taken.place is not None:
-            self._send(ReleasePlace(taken.place.request_id))
-
-    def _place_is_wanted(self) -> bool:
-        return any(placing.why for placing in self._placing.values())
+        self._send(ReleasePlace(taken.number))
 
     def _make_room(self, key: WorldKey) -> None:
         """Have worlds free as many devices, or ranks, of places as a request for `key` needs."""
@@ -192,8 +182,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     return
 
     def place(self, spec: WorldSpec, taken: PlaceTaken) -> WorldSpec:
-        assert taken.place is not None
-        return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.place.machines])
+        return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.placed.result().machines])
 
     async def stop(self) -> bool:
         stopped = await super().stop()
@@ -230,7 +219,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 if found is not None and not found.placed.done():  # Otherwise it was cancelled, and is given back.
                     self._answer(found, message)
 
-    def _answer(self, placing: _Placing, answer: PlaceReserved | PlaceWaits | PlaceFailed) -> None:
+    def _answer(self, placing: PlaceTaken, answer: PlaceReserved | PlaceWaits | PlaceFailed) -> None:
         match answer:
             case PlaceReserved():
                 placing.placed.set_result(answer)
