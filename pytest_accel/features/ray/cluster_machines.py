@@ -77,6 +77,7 @@ class ClusterMachines:
         self._on_lost = on_lost
         self._joined: dict[int, Future[None]] = {}
         """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
+        self._is_closing = False
         self._changes = EnvironmentChanges()
         self._key = secrets.token_bytes(32)
         self._loop = get_running_loop()
@@ -105,6 +106,7 @@ class ClusterMachines:
 
     def close(self) -> None:
         """Have all agents exit, and end the connections to them."""
+        self._is_closing = True
         for client in self.clients.values():
             client.end(0)
         self._link.close()
@@ -129,7 +131,8 @@ class ClusterMachines:
         self.joined(number).set_result(None)
 
     def _agent_lost(self, number: int) -> None:
-        self._on_lost(number, self.clients[number].machine_loss or "")
+        if not self._is_closing:
+            self._on_lost(number, self.clients[number].machine_loss or "")
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # The pool is closed.
