@@ -42,8 +42,6 @@ class Redirector:
         if launched is not None:
             resources = replace(resources, layout=launched.layout, launcher=launched.process.launcher)
         self._resources = resources
-        self._turn = 0
-        """Number of planned tests for one process."""
 
     def redirect(self, items: Sequence[pytest.Item], marked: Iterable[tuple[pytest.Item, Marks]]) -> list[MarkedItem]:
         """Make the items in `marked` run in worlds; return those that were not redirected before.
@@ -88,7 +86,7 @@ class Redirector:
         """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
         chosen, _ = item.stash.get(VARIANT, None) or ({}, None)
         chosen = {"world_size": own_world_size(item), **chosen}
-        plan = plan_item(marks, chosen, self._resources, turn=self._turn)
+        plan = plan_item(marks, chosen, self._resources)
         leases = item.stash.get(DRIVER_LEASES, None)
         if leases is None:
             return plan
@@ -103,8 +101,6 @@ class Redirector:
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise an error as `plan` does if `marks` are wrong."""
         plan = self.plan(item, marks)
-        if not plan.key.grouped:
-            self._turn += 1
         marked = MarkedItem(item, marks, plan, self._session.driver)
         marked.install()
         item.stash[MARKED] = marked

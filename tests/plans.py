@@ -6,14 +6,13 @@ import pytest
 
 from pytest_accel.core.marks import Marks
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
-from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
-SERVERS = tuple(ForkServer(number, 1) for number in range(4))
-TWO_NODES = Layout((RankMachine("one", "10.0.0.1", SERVERS[:2]), RankMachine("two", "10.0.0.2", SERVERS[2:])))
+TWO_NODES = Layout((RankMachine("one", "10.0.0.1", (0, 1)), RankMachine("two", "10.0.0.2", (2, 3))))
 
 
 def resources(
@@ -46,6 +45,6 @@ def marks(*decorators: pytest.MarkDecorator) -> Marks:
     return Marks(**{decorator.name: decorator.mark for decorator in decorators})
 
 
-def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None, turn: int = 0) -> ItemPlan:
+def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None) -> ItemPlan:
     """Return the plan of a test with `decorators` in a session with the resources `of`."""
-    return plan_item(marks(*decorators), {}, of or resources(), turn=turn)
+    return plan_item(marks(*decorators), {}, of or resources())

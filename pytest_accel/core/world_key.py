@@ -31,8 +31,6 @@ class WorldKey:
     """Program that starts the ranks' processes; None for a fork server of the session."""
     machines: int = 1
     """Minimum number of machines that the ranks must be on."""
-    server: int = 0
-    """Number of the fork server for a world that is not `grouped`."""
     fake_size: int | None = None
     """Size of a fake process group, in which the world's process is a rank; None if each rank is a process."""
 

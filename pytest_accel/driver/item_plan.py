@@ -62,12 +62,11 @@ class Resources:
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
 
-def plan_item(found: marks.Marks, chosen: Mapping[str, object], resources: Resources, *, turn: int = 0) -> ItemPlan:
+def plan_item(found: marks.Marks, chosen: Mapping[str, object], resources: Resources) -> ItemPlan:
     """Return the plan of a test with the marks `found`.
 
-    `chosen` has the values that `marks.read` gets besides the marks. `turn` is the number of tests for one process that
-    were planned before. Raise `MarkError` if the marks are wrong, and `VendorError` if the devices of a kind cannot be
-    looked up.
+    `chosen` has the values that `marks.read` gets besides the marks. Raise `MarkError` if the marks are wrong, and
+    `VendorError` if the devices of a kind cannot be looked up.
     """
     names = tuple(name for name in resources.machine.resources if name != "memory")
     devices, ranks = marks.read(found, names, **chosen)
@@ -88,7 +87,7 @@ def plan_item(found: marks.Marks, chosen: Mapping[str, object], resources: Resou
             key = _group_key(need, {**ranks, "world_size": number}, resources, fresh=any(requests))
         else:
             assert need is not None
-            key = _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
+            key = _process_key(replace(need, count=number), resources, fresh=any(requests))
         missing = _missing(key, resources)
         # A mark that names the kind, too, contradicts itself on every machine, and its ranks say so.
         if missing is None and "kind" not in ranks:
@@ -130,16 +129,11 @@ def _share_of(need: DeviceNeed | None, inventory: Inventory) -> float:
     return need.share.fraction or max((fraction(need.share, device) for device in inventory.devices), default=1.0)
 
 
-def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: int) -> WorldKey:
+def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool) -> WorldKey:
     """Return the key of a world of one process."""
     kind = need.kind or resources.machine.session_kind or "none"
     need = replace(need, share=need.share or _default_share(kind, resources))
-    # Only the servers of this machine are used, because the devices are leased here.
-    layout = resources.layout
-    servers = (0,) if layout is None or resources.settings.launcher != "spread" else layout.servers_here
-    return WorldKey(
-        kind, need, 1, grouped=False, devices_per_rank=need.count, fresh=fresh, server=servers[turn % len(servers)]
-    )
+    return WorldKey(kind, need, 1, grouped=False, devices_per_rank=need.count, fresh=fresh)
 
 
 def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resources, *, fresh: bool) -> WorldKey:

@@ -41,16 +41,12 @@ class Layout(Protocol):
     """The machines of the processes that a launcher has started, the driver's first."""
 
     @property
-    def capacity(self) -> float:
+    def capacity(self) -> int:
         """The maximum number of ranks of a world."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the machines."""
-
-    @property
-    def servers_here(self) -> tuple[int, ...]:
-        """The numbers of the fork servers of the driver's machine."""
 
     def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
         """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is."""

@@ -82,7 +82,7 @@ def _one_of(*words: str) -> Callable[[object], str]:
 busy = _one_of("ignore", "skip", "wait")
 leaks = _one_of("warn", "fail", "off")
 schedule = _one_of("on", "off", "always")
-launcher = _one_of("on", "off", "spread")
+launcher = _one_of("on", "off")
 
 
 def rank(value: str | int, least: int = 0) -> int:

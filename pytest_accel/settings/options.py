@@ -50,7 +50,7 @@ class Settings(NamedTuple):
     pdb_rank: int | None = None
     leaks: Literal["warn", "fail", "off"] = "warn"
     schedule: Literal["on", "off", "always"] = "on"
-    launcher: Literal["on", "off", "spread"] = "off"
+    launcher: Literal["on", "off"] = "off"
     select: str | None = None
     shard: tuple[int, int] | None = None
     """Number of the part that this session runs (from 1), and number of parts."""
@@ -129,10 +129,9 @@ _OPTIONS: dict[str, _Option] = {
         "breakpoint; 0 under --trace)",
     ),
     LAUNCHER: _Option(
-        *("launcher", "WHAT", "string", "on, off or spread"),
+        *("launcher", "WHAT", "string", "on or off"),
         "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: each process runs all tests by itself "
-        "(off, default), the processes are the ranks of one session (on), or they also take turns at tests that "
-        "need only devices (spread)",
+        "(off, default), or the processes are the ranks of one session (on)",
     ),
     CLUSTER: _Option(
         *("cluster", "CLUSTER", "string", "ray or ray:HOST:PORT"),
@@ -360,7 +359,7 @@ def sees_launchers(early_config: pytest.Config) -> bool:
         getattr(early_config.known_args_namespace, option, None) or find(early_config, option)
         for option in (LAUNCHER, CLUSTER)
     )
-    return launcher in ("on", "spread") and cluster is None
+    return launcher == "on" and cluster is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:

@@ -237,13 +237,6 @@ def test_the_plan_has_the_reason_why_a_test_cannot_run(
     assert plan(*decorators, of=of).missing == text
 
 
-def test_tests_for_one_process_are_spread_over_launched_processes() -> None:
-    spread = resources(layout=TWO_NODES, settings=Settings(launcher="spread"))
-    assert [plan(devices(), of=spread, turn=turn).key.server for turn in range(3)] == [0, 1, 0]
-    assert plan(devices(), of=resources(layout=TWO_NODES), turn=1).key.server == 0
-    assert plan(devices(), of=resources(settings=Settings(launcher="spread")), turn=1).key.server == 0
-
-
 @pytest.mark.parametrize(
     ("decorators", "session", "backend", "text"),
     [

@@ -7,7 +7,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,7 +41,8 @@ from pytest_accel.session_pool import SessionStarters
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually, scaled
-from tests.features.ray.table_cluster import CROWDED, Agents, TableCluster
+from tests.features.ray.table_cluster import CROWDED, TableCluster
+from tests.peers import forked_copy
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
@@ -98,7 +99,6 @@ class ClusterPool:
     """A pool on a cluster. The drivers of its worlds run in this process."""
 
     pool: Pool
-    agents: Agents
     table: TableCluster
     suite: Path
     last: Unconcerned = field(default_factory=Unconcerned)
@@ -148,20 +148,17 @@ class ClusterPool:
 
     def agent(self, node: int) -> psutil.Process:
         """Return the process of the agent of `node`."""
-        return psutil.Process(self.agents.processes[node].pid)
-
-    def kill(self, node: int) -> None:
-        """Kill the agent of `node`, and make the cluster grant no more places there."""
-        self.table.lose(node)
-        self.agent(node).kill()
+        return psutil.Process(self.table.processes[node - 1].pid)
 
 
 def device_ids(world: World) -> list[str]:
     return [device.id for device in world.grant.spec.devices]
 
 
-def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) -> Iterator[ClusterPool]:
-    """Yield a session whose cluster has `devices` on its nodes.
+def sessions(
+    factory: pytest.TempPathFactory, *devices: list[str], environments: Mapping[int, Mapping[str, str]] | None = None
+) -> Iterator[ClusterPool]:
+    """Yield a session whose cluster has a node for each list of `devices`; some agents have variables.
 
     The test fails if the session leaves an agent or a place behind.
     """
@@ -173,8 +170,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     spec = SessionSpec(
         args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
     )
-    agents = Agents(SETTINGS)
-    table = TableCluster(agents.nodes, devices)
+    table = TableCluster(SETTINGS, environments)
     machine = machine_for(SETTINGS)
 
     def starters(reports: StarterReports) -> SessionStarters:
@@ -182,26 +178,33 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
 
     pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), show=print, starters=starters)
     try:
-        for _ in devices:
-            agents.start()
-        yield ClusterPool(pool, agents, table, suite)
+        for each in devices:
+            table.add(each)
+        yield ClusterPool(pool, table, suite)
     finally:
         pool.close(gracefully=False)
-        statuses = agents.close()
-    assert set(statuses.values()) <= {0, -signal.SIGKILL}
+        statuses = table.close()
+    assert set(statuses) <= {0, -signal.SIGKILL}
     assert table.placed == {}
 
 
 @pytest.fixture
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     """Yield a session on a cluster with two nodes, each with two devices."""
-    yield from sessions(tmp_path_factory, {1: ["0", "1"], 2: ["2", "3"]})
+    yield from sessions(tmp_path_factory, ["0", "1"], ["2", "3"])
 
 
 @pytest.fixture
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     """Yield a session on a cluster with one node and two of its four devices."""
-    yield from sessions(tmp_path_factory, {1: ["3", "1"]})
+    yield from sessions(tmp_path_factory, ["3", "1"])
+
+
+@pytest.fixture
+def hidden_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
+    """Yield a session on a cluster with two nodes; the agent of the first sees only one of the two devices there."""
+    masks = {1: {"SIM_VISIBLE_DEVICES": "1"}}
+    yield from sessions(tmp_path_factory, ["0", "1"], ["2", "3"], environments=masks)
 
 
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
@@ -215,7 +218,8 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
     assert len(one_node.table.placed) == 1
 
     # A request with another key: the idle world makes room. A single process with a device is no distributed world.
-    single = one_node.acquire(ONE)
+    with forked_copy():
+        single = one_node.acquire(ONE)
     eventually("the first place to be given back", lambda: 1 not in one_node.table.placed)
     one_node.run(single, "test_device")
     one_node.run(single, "test_device")
@@ -255,28 +259,36 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
     assert cancelled.empty()
 
 
+def test_a_world_runs_on_another_node_if_the_devices_of_the_first_do_not_suffice_and_fails_if_none_suffices(
+    hidden_device: ClusterPool,
+) -> None:
+    world = hidden_device.acquire(PAIR)
+    assert device_ids(world) == ["sim-2", "sim-3"]
+    world.close()
+    large = replace(PAIR, need=DeviceNeed(2, "sim", memory=900 << 30))
+    for _ in range(2):
+        failure = str(hidden_device.request(large).get(timeout=60))
+        for node, mask in (("node-1", "0,1"), ("node-2", "2,3")):
+            reserved = f"the cluster has reserved SIM_VISIBLE_DEVICES={mask}, but the test needs 2 sim devices"
+            (line,) = (line for line in failure.splitlines() if line.startswith(reserved))
+            assert line.endswith(f"(on {node})")
+        assert "there is no other node" in failure
+
+
 @pytest.mark.long
 def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_nodes: ClusterPool) -> None:
-    """The cluster does not know of the first loss and grants the node again. After the second, it grants another."""
-    agent = two_nodes.agent(1)
-    agent.suspend()
-    answers = two_nodes.request(ONE)  # The agent does not answer the request for the lease.
-    two_nodes.pool.call(int)
-    agent.kill()
-    answer = answers.get(timeout=60)
-    assert str(answer) == "the machine node-1 is lost"
-    assert two_nodes.table.granted == 2
+    agents = [two_nodes.agent(node) for node in (1, 2)]
+    for agent in agents:
+        agent.suspend()
+    answers = two_nodes.request(ONE)  # The agents do not answer the request for the lease.
+    eventually("a place to be granted", lambda: two_nodes.table.granted == 1)
+    agents[0].kill()
+    eventually("another place to be granted", lambda: two_nodes.table.granted == 2)
+    agents[1].kill()
+    assert str(answers.get(timeout=60)) == "the machine node-2 is lost"
 
-    two_nodes.table.lose(1)
-    agent = two_nodes.agent(2)
-    agent.suspend()
-    answers = two_nodes.request(ONE)
-    two_nodes.pool.call(int)
-    two_nodes.table.lose(2)
-    two_nodes.agents.start()
-    two_nodes.table.add(3, ["0"])
-    agent.kill()
-    world = two_nodes.get(answers)
+    two_nodes.table.add(["0"])
+    world = two_nodes.acquire(ONE)
     assert world.grant.spec.machines == (3,)
     two_nodes.run(world, "test_passes")
     world.close()
@@ -284,7 +296,7 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
 
 @pytest.mark.long
 @pytest.mark.parametrize("node", [1, 2])
-def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPool, node: int) -> None:
+def test_a_node_that_is_lost_while_its_ranks_start_is_not_used_again(two_nodes: ClusterPool, node: int) -> None:
     """Rank 0 is on the first node, and the ranks of the other one are requested when it has started."""
     agent, other = two_nodes.agent(node), two_nodes.agent(3 - node)
     agent.suspend()
@@ -293,7 +305,7 @@ def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPo
     (server,) = other.children()
     agent.kill()
     answer = answers.get(timeout=120)
-    assert str(answer) == f"a machine of this session is lost: node-{node} (its agent has ended)"
+    assert str(answer) == "there is no other node"
     eventually("both places to be given back", lambda: not two_nodes.table.placed)
     assert server.is_running()
     assert server.status() != psutil.STATUS_ZOMBIE

@@ -4,7 +4,7 @@ The agent is not a rank itself. So the launcher sees no process exit when a rank
 replaced as without a launcher. The agent prints nothing, except an error of its connection to the driver.
 
 An agent on the driver's machine uses the session's folder. An agent on another machine has a folder of its own, and
-leases devices of its machine for the driver. All of it runs in one thread with an asyncio loop.
+leases devices of its machine for the driver. Each request is a connection of its own (`agent_messages`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from traceback import format_exc
@@ -30,24 +30,22 @@ from pytest_accel.core.paths import server_log_path, socket_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import (
+    AgentTarget,
     End,
-    Ending,
     InventoryRequest,
-    KillServer,
     LeaseRequest,
     LeaseWanted,
     Reply,
-    ReturnLease,
     ServerEnded,
     StartServer,
-    ToAgent,
+    WatchServer,
 )
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import HeldLease, Leases, UnfitDevicesError
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import fd_passing, unix_sockets
-from pytest_accel.messages.connect import RankTarget
+from pytest_accel.messages.connect import InspectorTarget, RankTarget
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
@@ -75,7 +73,10 @@ def serve_driver(driver: Connection | AgentLink, hello: Struct, until: int | Non
 
 
 class _Agent:
-    """The agent's state: its current fork server, the server's folder, the leases, and the exit status."""
+    """The agent's state: its current fork server, the server's folder, the leases, and the exit status.
+
+    All runs in the thread of one event loop, except the inspector and the wait for the fork server, which take long.
+    """
 
     def __init__(self, driver: Connection | AgentLink) -> None:
         self._loop = asyncio.SelectorEventLoop()
@@ -85,24 +86,25 @@ class _Agent:
         self._over: asyncio.Future[str | None] = self._loop.create_future()
         """Set once the connection to the driver has ended, with an error that only this end knows, or None."""
         self._server: OwnServer | None = None
+        """The last fork server."""
+        self._failure = ""
+        """The traceback if it could not be started."""
         self._spec: SessionSpec | None = None
-        """The session's data for the last server, with the folder that it uses."""
+        """The session's data for the last fork server, with the folder that it uses."""
         self._end: End | None = None
         """The driver's last message."""
         self._owns_folder = self._link is not None
         self._leases: tuple[Machine, Leases] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        """Looks after the leases."""
-        self._requests: dict[int, asyncio.Task[None]] = {}
-        """The requests for leases that wait, by number."""
-        self._granted: dict[int, HeldLease] = {}
-        """The leases by number, from their grant until they are returned."""
+        self._held: dict[HeldLease, Connection] = {}
+        """The connections of the leases that the driver has."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, hello: Struct, until: int | None) -> int:
-        """Handle messages until the driver exits; return the exit status."""
-        self._send(hello)
+        """Serve the driver until it exits; return the exit status."""
+        with suppress(OSError):  # The driver has exited, which is noticed below.
+            self._connection.send_bytes(encode(hello))
         step("serves the driver")
-        self._loop.add_reader(self._connection.fileno(), self._receive)
+        self._loop.add_reader(self._connection, self._receive)
         if until is not None:
             self._loop.add_reader(until, self._finish)
         try:
@@ -125,18 +127,25 @@ class _Agent:
 
     def _close(self) -> None:
         """Wait for the fork server, which exits since its connection is closed, and clean up after it."""
-        self._loop.remove_reader(self._connection.fileno())
+        self._loop.remove_reader(self._connection)
         self._connection.close()
         if self._link is not None:
             self._link.close()
         if self._server is not None and not self._server.wait(_EXIT_TIMEOUT):
             self._server.kill()
             self._server.wait(KILL_TIMEOUT)
-        self._loop.run_until_complete(self._end_leases())
+        self._loop.run_until_complete(self._end_tasks())
+        if self._leases is not None:
+            self._leases[1].close()
         self._loop.close()
         step("ends")
         if self._owns_folder:
             self._remove_folder()
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _finish(self, why: str | None = None) -> None:
         if not self._over.done():
@@ -146,73 +155,86 @@ class _Agent:
         error = context.get("exception")
         self._finish(f"an error at this end of it: {context['message']} {error!r}")
 
-    # The conversation with the driver
-
-    def _send(self, message: Struct) -> None:
-        with suppress(OSError):  # The driver has exited, which `_receive` notices.
-            self._connection.send_bytes(encode(message))
+    # Connections of the driver
 
     def _receive(self) -> None:
+        """Receive a connection from the driver, on the same machine."""
         try:
-            message: ToAgent = decode(self._connection.recv_bytes(), ToAgent)
-            if isinstance(message, StartServer):
-                self._start(message, socket.socket(fileno=fd_passing.receive(self._connection, 1)[0]))
-                return
+            target: AgentTarget = decode(self._connection.recv_bytes(), AgentTarget)
+            end = socket.socket(fileno=fd_passing.receive(self._connection, 1)[0])
         except (EOFError, OSError):
             self._finish()
-            return
-        if isinstance(message, KillServer):
-            if self._server is not None:
-                step("kills its fork server, as the driver wants")
-                self._server.kill()
-        elif isinstance(message, InventoryRequest):
-            self._send_inventory(message)
-        elif isinstance(message, LeaseRequest):
-            task = self._requests[message.number] = self._loop.create_task(self._lease(message))
-            task.add_done_callback(lambda done: self._requests.pop(message.number))
-        elif isinstance(message, ReturnLease):
-            self._return_lease(message)
         else:
-            self._end = message
-            step("the driver ends with status %d", message.status)
-            self._send(Ending())
-            self._loop.call_later(_EXIT_TIMEOUT, self._finish)  # The driver's exit ends the connection.
+            self._serve(target, end)
 
     def _open_target(self, target: Target) -> tuple[socket.socket, int | None]:
         """See :meth:`AgentLink.start`."""
-        if isinstance(target, StartServer):
-            ours, end = unix_sockets.pair()
-            self._loop.call_soon_threadsafe(self._start, target, end)
-            return ours, None
-        if self._spec is None:
-            raise FileNotFoundError(target)
         if isinstance(target, RankTarget):
-            path = socket_path(self._spec.directory, target.world, target.rank)
+            path = socket_path(self._directory, target.world, target.rank)
             return unix_sockets.connect(path), prctl.end_of(target.pid)
         ours, end = unix_sockets.pair()
-        threads.start(answer, "accel-inspector", Connection(end.detach()), self._spec.directory)
+        if isinstance(target, InspectorTarget):
+            threads.start(answer, "accel-inspector", Connection(end.detach()), self._directory)
+        else:
+            self._loop.call_soon_threadsafe(self._serve, target, end)
         return ours, None
+
+    @property
+    def _directory(self) -> str:
+        if self._spec is None:
+            raise FileNotFoundError("no fork server has been started")
+        return self._spec.directory
+
+    def _serve(self, target: AgentTarget, end: socket.socket) -> None:
+        """Serve a connection, which this closes."""
+        if isinstance(target, StartServer):
+            with end:
+                self._start(target, end)
+            return
+        call = Connection(end.detach())
+        if isinstance(target, WatchServer):
+            threads.start(self._watch, "accel-wait", self._server, self._failure, self._spec, call)
+            return
+        if isinstance(target, LeaseRequest):
+            self._start_task(self._lease(target, call), call)
+            return
+        with call:
+            if isinstance(target, InventoryRequest):
+                self._send_inventory(target, call)
+            elif isinstance(target, End):
+                self._end = target
+                step("the driver ends with status %d", target.status)
+                self._loop.call_later(_EXIT_TIMEOUT, self._finish)  # The driver's exit ends the connection.
+            elif self._server is not None:
+                step("kills its fork server, as the driver wants")
+                self._server.kill()
+
+    def _start_task(self, work: Coroutine[object, object, None], call: Connection) -> None:
+        """Start a task that uses `call`, and is cancelled when the driver closes this."""
+
+        def on_end(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            self._loop.remove_reader(call)
+            call.close()
+
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        self._loop.add_reader(call, task.cancel)
+        task.add_done_callback(on_end)
 
     # The fork server
 
     def _start(self, message: StartServer, end: socket.socket) -> None:
-        """Start a fork server whose end of its connection to the driver is `end`, which this closes."""
-
-        def wait(server: OwnServer, spec: SessionSpec) -> None:
-            server.wait(None)
-            with suppress(RuntimeError):  # The loop has ended.
-                self._loop.call_soon_threadsafe(self._server_ended, server, spec)
-
+        """Start a fork server whose end of its connection to the driver is `end`."""
+        self._server, self._failure = None, ""
         try:
             self._spec = message.spec if self._link is None else self._own_spec(message, self._link.clock)
-            with end:
-                self._server = spawn_here(self._spec, end, changed_environment(message.environment))
+            self._server = spawn_here(self._spec, end, changed_environment(message.environment))
         except Exception as error:
             step("cannot start a fork server: %r", error)
-            self._send(ServerEnded(format_exc()))
+            self._failure = format_exc()
         else:
             step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
-            threads.start(wait, "accel-wait", self._server, self._spec)
 
     def _own_spec(self, message: StartServer, clock: float) -> SessionSpec:
         """Return the session's data for a server on another machine than the driver's, with a new folder."""
@@ -225,19 +247,19 @@ class _Agent:
             message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared
         )
 
-    def _server_ended(self, server: OwnServer, spec: SessionSpec) -> None:
-        """Clean up after the fork server, which has exited, and tell the driver.
+    def _watch(self, server: OwnServer | None, log: str, spec: SessionSpec, call: Connection) -> None:
+        """Wait for the end of the fork server, clean up after it, and tell the driver, with `log`.
 
         On another machine than the driver's, processes that were started by ranks and outlived them are killed, too.
         """
-        step("fork server %d has exited: status %s", spec.server, server.process.returncode)
-        if self._server is server:
-            self._server = None
-        log = ""
-        if self._link is not None:
-            kill_marked(spec.directory)
-            log = tail(server_log_path(spec.directory, spec.server))
-        self._send(ServerEnded(log))
+        if server is not None:
+            server.wait(None)
+            step("fork server %d has exited: status %s", spec.server, server.process.returncode)
+            if self._link is not None:
+                kill_marked(spec.directory)
+                log = tail(server_log_path(spec.directory, spec.server))
+        _send(call, ServerEnded(log))
+        call.close()
 
     def _remove_folder(self) -> None:
         if self._spec is None:
@@ -253,51 +275,51 @@ class _Agent:
         if self._leases is None:
             machine, waits = machine_for(settings), settings.busy == "wait"
             self._leases = machine, Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
-            self._looking = loop_tasks.start(self._leases[1].run())
+            self._tasks.add(loop_tasks.start(self._leases[1].run()))
         return self._leases
 
-    def _send_inventory(self, message: InventoryRequest) -> None:
+    def _send_inventory(self, message: InventoryRequest, call: Connection) -> None:
         try:
-            self._send(Reply(message.number, self._use(message.settings)[0].of(message.kind)))
+            reply = Reply(self._use(message.settings)[0].of(message.kind))
         except Exception as error:
-            self._send(Reply(message.number, error=str(error)))
+            reply = Reply(error=str(error))
+        _send(call, reply)
 
-    async def _lease(self, message: LeaseRequest) -> None:
-        """Take a lease, and tell the driver its devices, or why there is none."""
-        number = message.number
+    async def _lease(self, message: LeaseRequest, call: Connection) -> None:
+        """Take a lease, tell the driver its devices, or why there is none, and keep it until this is cancelled."""
         # The lock file must name a process of this machine, for the other sessions here.
         demand = structs.replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
-            _, leases = self._use(message.settings)
-            lease = self._granted[number] = await leases.take(demand, need=message.need, mask=message.mask)
+            leases = self._use(message.settings)[1]
+            lease = await leases.take(demand, need=message.need, mask=message.mask)
         except PlaceError as error:
-            self._send(Reply(number, error=str(error), unfit=isinstance(error, UnfitDevicesError)))
+            _send(call, Reply(error=str(error), unfit=isinstance(error, UnfitDevicesError)))
+            return
         except Exception:
-            self._send(Reply(number, error=format_exc()))
-        else:
-            self._send(Reply(number, devices=lease.devices))
-
-    def _return_lease(self, message: ReturnLease) -> None:
-        if message.number in self._granted and self._leases is not None:
-            self._leases[1].give_back(self._granted.pop(message.number), killed=message.killed)
-        elif message.number in self._requests:
-            self._requests[message.number].cancel()
+            _send(call, Reply(error=format_exc()))
+            return
+        self._held[lease] = call
+        try:
+            _send(call, Reply(devices=lease.devices))
+            if lease.wanted:
+                self._wanted(lease)
+            await self._loop.create_future()
+        finally:
+            del self._held[lease]
+            # The driver may have killed the processes that used the devices.
+            leases.give_back(lease, killed=True)
 
     def _wanted(self, lease: HeldLease) -> None:
-        for number, one in self._granted.items():
-            if one is lease:
-                self._send(LeaseWanted(number))
+        if lease in self._held:
+            _send(self._held[lease], LeaseWanted())
 
     def _lost(self, lease: HeldLease, why: str) -> None:
         self._finish(why)  # The ranks end with this process.
 
-    async def _end_leases(self) -> None:
-        tasks = [*self._requests.values(), *([] if self._looking is None else [self._looking])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._leases is not None:
-            self._leases[1].close()
+
+def _send(call: Connection, message: Struct) -> None:
+    with suppress(OSError):  # The driver has closed the connection.
+        call.send_bytes(encode(message))
 
 
 def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -6,33 +6,26 @@ import os
 import secrets
 import socket
 import threading
-from asyncio import AbstractEventLoop, get_running_loop, wrap_future
+from asyncio import Future, get_running_loop, sleep
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
 from pytest_accel.core import threads
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.paths import agent_path, server_log_path
 from pytest_accel.features.launchers.agent_messages import (
+    AgentTarget,
     End,
-    Ending,
     InventoryRequest,
     KillServer,
     LeaseRequest,
     LeaseWanted,
     Reply,
-    ReturnLease,
     ServerEnded,
     StartServer,
-    ToAgent,
-    ToDriver,
+    WatchServer,
 )
-from pytest_accel.forkserver.server_process import ServerProcess
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
@@ -47,11 +40,13 @@ from pytest_accel.settings.options import Settings
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.machine_link import DriverLink
 
-_INVENTORY_TIMEOUT = 60.0
+_INVENTORY_TIMEOUT = 60
 """Seconds in which an agent must look up the devices of a kind: a driver may take some to initialise many of them. The
 connection to an agent that is stopped (SIGSTOP) stays open, so its end is not enough."""
-_FLUSH_TIMEOUT = 2.0
-"""Seconds to wait until an agent has received the last message."""
+_END_TIMEOUT = 2
+"""Seconds to wait until an agent on another machine has received the last message."""
+_LOSS_TIMEOUT = 2.0
+"""Seconds between the ends of two connections to a lost agent, at most."""
 
 
 class EnvironmentChanges:
@@ -67,26 +62,8 @@ class EnvironmentChanges:
         return {name: os.environ.get(name) for name in changed if not name.startswith("PYTEST_CURRENT_TEST")}
 
 
-@dataclass(eq=False, slots=True)
-class RemoteLease:
-    """A lease on devices of another machine, or the request for one."""
-
-    number: int
-    on_wanted: Callable[[], object]
-    loop: AbstractEventLoop = field(default_factory=get_running_loop)
-    """The loop in which :meth:`notify` is called."""
-    devices: tuple[Device, ...] = ()
-    wanted: bool = False
-    """True once another session waits for the devices."""
-
-    def notify(self) -> None:
-        """Note that another session waits for the devices."""
-        self.wanted = True
-        self.on_wanted()
-
-
 class AgentClient:
-    """The driver's client of one agent, and its handle of the agent's fork server (`ServerProcess`)."""
+    """The driver's client of one agent."""
 
     def __init__(
         self,
@@ -97,7 +74,7 @@ class AgentClient:
         remote: tuple[DriverLink, str] | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`machine` is the name of the agent's machine.
+        """`connection` is the one that the agent has opened, and `machine` the name of its machine.
 
         `on_lost` is called in a thread of this object when the connection has ended.
 
@@ -106,70 +83,96 @@ class AgentClient:
         `remote` is the driver's end of the link to the agent's machine, and the agent's name in it. `settings` are
         those of a session on a cluster, in which the machine counts as lost when the agent ends.
         """
+        self.machine = machine
+        self.remote = remote is not None
+        self.settings = settings
+        """The settings by which the agent leases devices; None: not known yet."""
         self.lost = False
         """True if the connection to the agent has ended."""
         self.machine_loss: str | None = None
         """Why the whole machine counts as lost; None if it does not."""
         self._connection = connection
-        self._machine = machine
         self._on_lost = on_lost
         self._changes = changes
-        self._remote = remote
-        self._settings = settings
+        self._link = remote
         self._stands_for_machine = settings is not None
+        self._loss_handled = threading.Event()
         self._sending = threading.Lock()
-        self._spec: SessionSpec | None = None
-        """The session's data for the last fork server."""
         self._token: str | None = None
-        self._server_ended, self._ending = threading.Event(), threading.Event()
         self._inventories: dict[str, Inventory | str] = {}
-        self._numbers = count()
-        self._asked: dict[int, Future[Reply]] = {}
-        """The requests that have no answer yet, by number."""
-        self._leases: dict[int, RemoteLease] = {}
-        """The leases that were requested and have not been returned, by the number of the request."""
         with fd_passing.socket_of(connection) as end:
             unix_sockets.limit_writes(end)  # The agent may be stopped (SIGSTOP).
-        threads.start(self._run, "accel-agent")
+        threads.start(self._watch, "accel-agent")
 
-    def _send(self, message: ToAgent, *descriptors: int) -> None:
-        """Send `message`; no-op if the agent has ended, which :meth:`_run` notices."""
+    def wait_lost(self) -> str | None:
+        """Wait until the loss of the agent, of which another connection has ended, has been handled.
+
+        Return the name of the machine, and why it counts as lost; None if it does not.
+        """
+        self._loss_handled.wait(_LOSS_TIMEOUT)
+        return None if self.machine_loss is None else f"{self.machine} ({self.machine_loss})"
+
+    def _watch(self) -> None:
+        """Wait until the agent's connection ends, on which it sends nothing more."""
+        with suppress(EOFError, OSError):
+            self._connection.recv_bytes()
+        if self._link is not None:
+            self.machine_loss = self._link[0].losses.get(self._link[1])
+        if self._stands_for_machine:
+            self.machine_loss = self.machine_loss or "its agent has ended"
+        self.lost = True
+        try:
+            self._on_lost()
+        finally:
+            self._loss_handled.set()
+
+    # Requests
+
+    def _open(self, target: AgentTarget, end: socket.socket) -> None:
+        """Connect `end` to the agent, for `target`. If the agent has ended, the connection ends, too."""
+        if self._link is not None:
+            link, name = self._link
+            link.open(name, target, end.dup())
+            return
         with self._sending, suppress(OSError):
             try:
-                self._connection.send_bytes(encode(message))
-                if descriptors:
-                    fd_passing.send(self._connection, descriptors)
+                self._connection.send_bytes(encode(target))
+                fd_passing.send(self._connection, [end.fileno()])
             except BlockingIOError:  # The agent may have received a part of the message.
-                with fd_passing.socket_of(self._connection) as end:
-                    end.shutdown(socket.SHUT_RDWR)
+                with fd_passing.socket_of(self._connection) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _call(self, target: AgentTarget) -> Connection:
+        """Return a new connection to the agent, for `target`."""
+        ours, theirs = unix_sockets.pair()
+        with theirs:
+            self._open(target, theirs)
+        return Connection(ours.detach())
 
     def end(self, status: int) -> None:
         """Have the agent's process exit with `status`."""
-        self._send(End(status, os.getpid()))
-        if self._remote is not None:
-            self._ending.wait(_FLUSH_TIMEOUT)
+        with self._call(End(status, os.getpid())) as call:
+            if self.remote:
+                unix_sockets.is_readable(call.fileno(), _END_TIMEOUT)
         if self._token is not None:
             with suppress(OSError):
                 os.unlink(self._token)
 
-    # The fork server
-
-    def spawn(self, spec: SessionSpec, end: socket.socket) -> ServerProcess:
+    def spawn(self, spec: SessionSpec, end: socket.socket) -> AgentServer:
         """Have the agent start a fork server, connected to `end`."""
-        self._server_ended.clear()
-        self._spec = spec
-        if self._remote is None:
-            self._send(StartServer(spec, self._changes()), end.fileno())
-        else:
-            link, name = self._remote
+        token = ""
+        if self._link is not None:
+            link, name = self._link
             path = agent_path(spec.directory, spec.server)
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            message = StartServer(spec, self._changes(), self._leave_token(spec.basetemp))
-            link.start_server(name, message, end.dup(), unix_sockets.listen(path, 64))
-        if self.lost:
-            self._server_ended.set()
-        return self
+            link.listen(name, unix_sockets.listen(path, 64))
+            token = self._leave_token(spec.basetemp)
+        self._open(StartServer(spec, self._changes(), token), end)
+        return AgentServer(self, spec, self._call(WatchServer()))
+
+    def kill_server(self) -> None:
+        self._call(KillServer()).close()
 
     def _leave_token(self, basetemp: str) -> str:
         """Return the path of a file in `basetemp` by which the agent finds out if the two share a file system."""
@@ -180,53 +183,25 @@ class AgentClient:
                 pass
         return self._token
 
-    @property
-    def remote(self) -> bool:
-        return self._remote is not None
-
-    @property
-    def loss(self) -> str | None:
-        return None if self.machine_loss is None else f"{self._machine} ({self.machine_loss})"
-
-    def kill(self) -> None:
-        self._send(KillServer())
-
-    def wait(self, timeout: float) -> bool:
-        return self._server_ended.wait(timeout)
-
-    # The devices of the machine
-
-    def _ask(self, request: InventoryRequest | LeaseRequest) -> Future[Reply]:
-        """Send a request, and return its answer, which is :class:`PlaceError` once the agent is lost."""
-        answer = self._asked[request.number] = Future()
-        self._send(request)
-        if self.lost:
-            self._fail_requests()
-        return answer
-
-    def _fail_requests(self) -> None:
-        error = LostPlaceError if self._stands_for_machine else PlaceError
-        with suppress(KeyError):  # There are none left.
-            while True:
-                _, answer = self._asked.popitem()
-                if answer.set_running_or_notify_cancel():
-                    answer.set_exception(error(f"the machine {self._machine} is lost"))
-
-    def inventory(self, kind: str, settings: Settings) -> Inventory | str:
+    def inventory(self, kind: str) -> Inventory | str:
         """Return the machine's devices of `kind`, or why they cannot be looked up."""
-        self._settings = settings
         if kind not in self._inventories:
-            try:
-                reply = self._ask(InventoryRequest(next(self._numbers), kind, settings)).result(_INVENTORY_TIMEOUT)
-                self._inventories[kind] = reply.inventory or reply.error
-            except PlaceError as error:
-                self._inventories[kind] = str(error)
-            except futures.TimeoutError:
-                self._inventories[kind] = f"its agent did not answer within {_INVENTORY_TIMEOUT:g} s"
+            self._inventories[kind] = self._look_up(kind)
         found = self._inventories[kind]
         if isinstance(found, str):
-            return f"the {kind} devices of {self._machine} cannot be looked up: {found}"
+            return f"the {kind} devices of {self.machine} cannot be looked up: {found}"
         return found
+
+    def _look_up(self, kind: str) -> Inventory | str:
+        assert self.settings is not None
+        with self._call(InventoryRequest(kind, self.settings)) as call:
+            if not unix_sockets.is_readable(call.fileno(), _INVENTORY_TIMEOUT):
+                return f"its agent did not answer within {_INVENTORY_TIMEOUT} s"
+            try:
+                reply: Reply = decode(call.recv_bytes(), Reply)
+            except (EOFError, OSError):
+                return f"the machine {self.machine} is lost"
+            return reply.inventory or reply.error
 
     async def lease(
         self, demand: WorldDemand, need: DeviceNeed, mask: str | None, on_wanted: Callable[[], object]
@@ -235,62 +210,87 @@ class AgentClient:
 
         `on_wanted` is called, here or later, when another session waits for the devices.
         """
-        number = next(self._numbers)
-        lease = self._leases[number] = RemoteLease(number, on_wanted)
-        assert self._settings is not None
+        assert self.settings is not None
+        lease = RemoteLease(self._call(LeaseRequest(self.settings, demand, need, mask)), on_wanted)
         try:
-            reply = await wrap_future(self._ask(LeaseRequest(number, self._settings, demand, need, mask)))
+            reply = await lease.reply
+            if reply is None:
+                self.wait_lost()
+                await sleep(0)  # What `on_lost` has posted comes first: a repeated request must not get this machine.
+                raise LostPlaceError(f"the machine {self.machine} is lost")
             if reply.error:
-                raise (UnfitDevicesError if reply.unfit else PlaceError)(f"{reply.error} (on {self._machine})")
+                raise (UnfitDevicesError if reply.unfit else PlaceError)(f"{reply.error} (on {self.machine})")
         except BaseException:
-            self.give_back(lease, killed=False)
+            lease.close()
             raise
         lease.devices = reply.devices
         return lease
 
-    def give_back(self, lease: RemoteLease, *, killed: bool) -> None:
-        """Return a lease. `killed` says whether processes that used the devices were killed."""
-        if self._leases.pop(lease.number, None) is not None:
-            self._send(ReturnLease(lease.number, killed))
 
-    # The thread
+class AgentServer:
+    """A fork server that an agent has started (`ServerProcess`)."""
 
-    def _run(self) -> None:
-        try:
-            with suppress(EOFError, OSError):
-                while True:
-                    self._handle(decode(self._connection.recv_bytes(), ToDriver))
-        finally:  # After any error, too: otherwise a caller that waits for the server would wait forever.
-            self._connection_ended()
+    def __init__(self, agent: AgentClient, spec: SessionSpec, watch: Connection) -> None:
+        self.remote = agent.remote
+        self._agent = agent
+        self._spec = spec
+        self._watch = watch
+        self._is_lost = False
+        """True if the agent has ended, and not the server alone."""
 
-    def _handle(self, message: ToDriver) -> None:
-        if isinstance(message, ServerEnded):
-            if message.log and self._spec is not None:
+    @property
+    def loss(self) -> str | None:
+        return self._agent.wait_lost() if self._is_lost else None
+
+    def kill(self) -> None:
+        self._agent.kill_server()
+
+    def wait(self, timeout: float) -> bool:
+        if not self._watch.closed and unix_sockets.is_readable(self._watch.fileno(), timeout):
+            with self._watch:
+                try:
+                    log = decode(self._watch.recv_bytes(), ServerEnded).log
+                except (EOFError, OSError):
+                    self._is_lost = True
+                    log = ""
+            if log:
                 path = server_log_path(self._spec.directory, self._spec.server)
-                with suppress(OSError), open(path, "w", encoding="utf-8") as log:
-                    log.write(message.log)
-            self._server_ended.set()
-        elif isinstance(message, Reply):
-            answer = self._asked.pop(message.number, None)
-            if answer is not None and answer.set_running_or_notify_cancel():
-                answer.set_result(message)
-        elif isinstance(message, LeaseWanted):
-            lease = self._leases.get(message.number)
-            with suppress(RuntimeError):  # The pool is closed.
-                if lease is not None:
-                    lease.loop.call_soon_threadsafe(lease.notify)
-        elif isinstance(message, Ending):
-            self._ending.set()
-        else:
-            self.machine_loss = message.why
+                with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+                    file.write(log)
+        return self._watch.closed
 
-    def _connection_ended(self) -> None:
-        if self._stands_for_machine:
-            self.machine_loss = self.machine_loss or "its agent has ended"
-        self.lost = True
+
+class RemoteLease:
+    """A lease on devices of another machine, or the request for one. Used in the thread of one event loop."""
+
+    def __init__(self, call: Connection, on_wanted: Callable[[], object]) -> None:
+        """`call` is the connection to the agent."""
+        self.devices: tuple[Device, ...] = ()
+        self.wanted = False
+        """True once another session waits for the devices."""
+        self._call = call
+        self._on_wanted = on_wanted
+        self._loop = get_running_loop()
+        self.reply: Future[Reply | None] = self._loop.create_future()
+        """The agent's answer; None if the agent has ended before."""
+        self._loop.add_reader(call, self._read)
+
+    def _read(self) -> None:
         try:
-            self._on_lost()  # First: a request that is repeated because of the loss must not get this machine.
-        finally:
-            self._fail_requests()
-            self._ending.set()
-            self._server_ended.set()
+            message: Reply | LeaseWanted | None = decode(self._call.recv_bytes(), Reply | LeaseWanted)
+        except (EOFError, OSError):
+            self._loop.remove_reader(self._call)
+            message = None
+        if isinstance(message, LeaseWanted):
+            self.wanted = True
+            self._on_wanted()
+        elif not self.reply.done():
+            self.reply.set_result(message)
+
+    def close(self) -> None:
+        """Return the lease, or cancel the request."""
+        if not self._call.closed:
+            self._loop.remove_reader(self._call)
+            # The connection may also be open in a process that a test has forked.
+            with self._call, fd_passing.socket_of(self._call) as end, suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

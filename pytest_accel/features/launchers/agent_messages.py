@@ -1,4 +1,8 @@
-"""Messages between the driver and the agents of a session under a launcher or on a cluster."""
+"""Messages between the driver and the agents of a session under a launcher or on a cluster.
+
+Each request of the driver is a connection of its own, whose first message says what it is for. What the request has,
+such as a lease, it has until the connection ends. So no message needs a number, and no end of a process a message.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,60 @@ class Hello(Struct, frozen=True):
     """The name of the connection in rank 0's link; empty on rank 0's machine."""
 
 
-# Agent to driver
+# The first messages of connections to an agent; `RankTarget` and `InspectorTarget` are in `messages/connect.py`
+
+
+class StartServer(Struct, frozen=True, tag=True):
+    """Start a fork server, once the one before has ended. The connection is the server's connection to the driver."""
+
+    spec: SessionSpec
+    environment: Mapping[str, str | None]
+    """The environment variables that the driver's plugins and conftests have changed; None for a removed one."""
+    token: str = ""
+    """The path of a file that the driver has created: a machine that finds it shares the driver's file system."""
+
+
+class WatchServer(Struct, frozen=True, tag=True):
+    """Wait for the end of the fork server; the answer is :class:`ServerEnded`."""
+
+
+class KillServer(Struct, frozen=True, tag=True):
+    """Kill the fork server."""
+
+
+class InventoryRequest(Struct, frozen=True, tag=True):
+    """Ask for the inventory of a device kind."""
+
+    kind: str
+    settings: Settings
+
+
+class LeaseRequest(Struct, frozen=True, tag=True):
+    """Request a lease on devices of the agent's machine, until the driver closes the connection.
+
+    The answers are :class:`Reply`, and :class:`LeaseWanted` whenever another session begins to wait for the devices.
+    """
+
+    settings: Settings
+    demand: WorldDemand
+    need: DeviceNeed
+    """The devices on this machine."""
+    mask: str | None = None
+    """Mask that shows only the devices to lease, as a process without a mask numbers them; None: any devices."""
+
+
+class End(Struct, frozen=True, tag=True):
+    """Exit with `status` once the driver has exited. The agent closes the connection when it has received this."""
+
+    status: int
+    driver: int
+    """The driver's process id."""
+
+
+AgentTarget = StartServer | WatchServer | KillServer | InventoryRequest | LeaseRequest | End
+
+
+# The messages that follow
 
 
 class ServerEnded(Struct, frozen=True, tag=True):
@@ -48,9 +105,8 @@ class ServerEnded(Struct, frozen=True, tag=True):
 
 
 class Reply(Struct, frozen=True, tag=True):
-    """The answer to the request `number`."""
+    """The answer to a request for an inventory or a lease."""
 
-    number: int
     inventory: Inventory | None = None
     devices: tuple[Device, ...] = ()
     error: str = ""
@@ -60,79 +116,4 @@ class Reply(Struct, frozen=True, tag=True):
 
 
 class LeaseWanted(Struct, frozen=True, tag=True):
-    """Another session waits for the devices of a lease."""
-
-    number: int
-
-
-class Ending(Struct, frozen=True, tag=True):
-    """The agent has received :class:`End`, and waits for the driver's exit."""
-
-
-class MachineLost(Struct, frozen=True, tag=True):
-    """The last message if the machine does not answer any more; the driver's end of the link makes it."""
-
-    why: str
-
-
-ToDriver = ServerEnded | Reply | LeaseWanted | Ending | MachineLost
-
-
-# Driver to agent
-
-
-class StartServer(Struct, frozen=True, tag=True):
-    """Start a fork server, once the one before has ended.
-
-    On the driver's machine, the descriptor of the server's end of its connection to the driver follows. From another
-    machine, this is the first message of the stream that is this connection.
-    """
-
-    spec: SessionSpec
-    environment: Mapping[str, str | None]
-    """The environment variables that the driver's plugins and conftests have changed; None for a removed one."""
-    token: str = ""
-    """The path of a file that the driver has created: a machine that finds it shares the driver's file system."""
-
-
-class KillServer(Struct, frozen=True, tag=True):
-    """Kill the fork server."""
-
-
-class InventoryRequest(Struct, frozen=True, tag=True):
-    """Ask for the inventory of a device kind."""
-
-    number: int
-    kind: str
-    settings: Settings
-
-
-class LeaseRequest(Struct, frozen=True, tag=True):
-    """Request a lease on devices of the agent's machine."""
-
-    number: int
-    """The number of the request, and then of the lease."""
-    settings: Settings
-    demand: WorldDemand
-    need: DeviceNeed
-    """The devices on this machine."""
-    mask: str | None = None
-    """Mask that shows only the devices to lease, as a process without a mask numbers them; None: any devices."""
-
-
-class ReturnLease(Struct, frozen=True, tag=True):
-    """Return a lease, or cancel a request that still waits."""
-
-    number: int
-    killed: bool
-
-
-class End(Struct, frozen=True, tag=True):
-    """Exit with `status` once the driver has exited."""
-
-    status: int
-    driver: int
-    """The driver's process id."""
-
-
-ToAgent = StartServer | KillServer | InventoryRequest | LeaseRequest | ReturnLease | End
+    """Another session waits for the devices of the lease."""

@@ -23,7 +23,7 @@ from pytest_accel.features.launchers import agent, rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machines_starter import MachinesStarter
-from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import RendezvousError
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
@@ -137,8 +137,7 @@ def layout_of(hellos: Sequence[Hello]) -> Layout:
     machines = []
     for first, *others in groups.values():
         name = first.host if not first.address or hosts.count(first.host) == 1 else f"{first.host} ({first.address})"
-        # A fork server of a launched process forks at most one rank of a world.
-        servers = tuple(ForkServer(hello.rank, 1) for hello in (first, *others))
+        servers = tuple(hello.rank for hello in (first, *others))
         machines.append(RankMachine(name, first.address or own_address, servers))
     return Layout(tuple(machines))
 
@@ -181,7 +180,9 @@ class LaunchedSession:
 
     def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
         """Return the devices of `kind` on another machine, or why they cannot be looked up."""
-        return self.clients[self.layout.machines[machine].server_numbers[0]].inventory(kind, settings)
+        client = self.clients[self.layout.machines[machine].servers[0]]
+        client.settings = settings
+        return client.inventory(kind)
 
     @property
     def loss(self) -> str | None:
@@ -202,16 +203,16 @@ class LaunchedSession:
     def about(self) -> str:
         """A short description of the launched processes."""
         machines = self.layout.machines
-        where = ", ".join(f"{machine.name} ({ranks_text(machine.server_numbers)})" for machine in machines)
+        where = ", ".join(f"{machine.name} ({ranks_text(machine.servers)})" for machine in machines)
         return (
             self.process.about if len(machines) == 1 else f"{self.process.about} on {len(machines)} machines: {where}"
         )
 
     def _name(self, rank: int) -> str:
-        return next(machine.name for machine in self.layout.machines if rank in machine.server_numbers)
+        return next(machine.name for machine in self.layout.machines if rank in machine.servers)
 
     def _on_machine(self, rank: int) -> str:
-        return "" if rank in self.layout.machines[0].server_numbers else f" on {self._name(rank)}"
+        return "" if rank in self.layout.machines[0].servers else f" on {self._name(rank)}"
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""

@@ -7,9 +7,9 @@ before either reads a message, and agents need no keys of their own. zmq itself 
 open or from another program.
 
 A connection carries streams, each of the bytes of a local socket at each end. A message is the number of a stream and
-bytes; one without bytes ends the stream. The agent opens one stream, for the conversation of agent and driver. All
-others are opened by the driver, and the first bytes name the target (`StartServer` or `messages/connect.py`). Number 0
-is no stream, but pings and the comparison of clocks.
+bytes; one without bytes ends the stream. The agent opens one stream, which lasts as long as the agent. All others are
+opened by the driver, and the first bytes name the target (`AgentTarget` or `messages/connect.py`). Number 0 is no
+stream, but pings and the comparison of clocks.
 
 The kernel detects that the other machine is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). zmq's heartbeats were
 rejected: a process that is stopped for a while does not answer them, and would count as lost.
@@ -36,7 +36,7 @@ from zmq.utils.monitor import recv_monitor_message
 from pytest_accel.compat.asyncio_shims import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.features.launchers.agent_messages import MachineLost, StartServer
+from pytest_accel.features.launchers.agent_messages import AgentTarget
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import InspectorTarget, RankTarget
@@ -60,14 +60,14 @@ _LONGEST = 1 << 24
 """Maximum number of bytes in a message."""
 _CHUNK = 1 << 16
 """Maximum number of bytes of a stream in one message."""
-_NO_STREAM, _CONVERSATION, _FIRST_OF_DRIVER = 0, 1, 2
+_NO_STREAM, _OF_AGENT, _FIRST_OF_DRIVER = 0, 1, 2
 """The number of pings and clocks, of the stream that the agent opens, and of the first one that the driver opens."""
 _CLOCK = struct.Struct("!d")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WRONG_KEY = 0x11000001
 """The value of zmq's event if a handshake cannot be decrypted (``ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC``)."""
 _OTHER_PROGRAM = "the process that listens there"
-Target = StartServer | InspectorTarget | RankTarget
+Target = AgentTarget | InspectorTarget | RankTarget
 """The target of a stream of the driver."""
 OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
 """Returns a socket that is connected to a target, and the descriptor of its process's end, if it is one of a process of
@@ -111,7 +111,17 @@ class _MachineLink(ABC):
             self._loop.call_soon(take)
 
     def _run_in_thread(self) -> None:
-        self._thread = threads.start(self._loop.run_forever, "accel-machines")
+        self._thread = threads.start(self._run, "accel-machines")
+
+    def _run(self) -> None:
+        """Run the loop until it is stopped, and then end the streams."""
+        self._loop.run_forever()
+        self._streams.clear()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            self._loop.run_until_complete(asyncio.wait(self._tasks))
+        self._loop.close()
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
         """Have `call` called in the loop; no-op if that has ended. Any thread may call this."""
@@ -120,20 +130,13 @@ class _MachineLink(ABC):
 
     def close(self) -> None:
         """End the thread and the connections. A driver's connections otherwise stay open as long as its process."""
-
-        async def end_streams() -> None:
-            self._streams.clear()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
         if self._socket.closed:
             return
-        if self._thread is not None:
-            self._post(self._loop.stop)
+        self._post(self._loop.stop)
+        if self._thread is None:
+            self._run()
+        else:
             threads.end(self._thread)
-        self._loop.run_until_complete(end_streams())
-        self._loop.close()
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
@@ -252,6 +255,8 @@ class DriverLink(_MachineLink):
         super().__init__(zmq.ROUTER, events)
         self.wrong_secret = False
         """True if a process with another key has called."""
+        self.losses: dict[str, str] = {}
+        """For each agent whose machine is lost, the reason."""
         self._answer, self._on_wrong_secret = answer, on_wrong_secret
         self._heard: dict[bytes, float] = {}
         """The time of the last message of each agent."""
@@ -272,14 +277,13 @@ class DriverLink(_MachineLink):
         self._loop.call_soon(self._ping)
         self._run_in_thread()
 
-    def start_server(self, agent: str, message: StartServer, end: socket.socket, listener: socket.socket) -> None:
-        """Have the agent with this `AgentLink.name` start a fork server that is connected to `end`.
+    def open(self, agent: str, target: Target, end: socket.socket) -> None:
+        """Connect `end` to a target of the agent with this `AgentLink.name`; it is closed at once if that is lost."""
+        self._post(self._open_next, agent.encode(), end, frame(encode(target)))
 
-        Each connection to `listener` becomes a stream to a target that its first bytes name.
-        """
-        peer = agent.encode()
-        self._post(self._open_next, peer, end, frame(encode(message)))
-        self._post(lambda: self._start(self._accept(peer, listener), listener))
+    def listen(self, agent: str, listener: socket.socket) -> None:
+        """Connect each connection to `listener` to the target of this agent that its first bytes name."""
+        self._post(lambda: self._start(self._accept(agent.encode(), listener), listener))
 
     def close(self) -> None:
         super().close()
@@ -288,8 +292,8 @@ class DriverLink(_MachineLink):
     def _open_next(self, peer: bytes, end: socket.socket, first: bytes = b"") -> None:
         number = next(self._numbers)
         self._open(peer, number, end)
-        if first:
-            self._put(peer, number, first)
+        if first and not self._put(peer, number, first):
+            self._streams[peer, number].put_nowait(b"")
 
     async def _accept(self, peer: bytes, listener: socket.socket) -> None:
         def on_call() -> None:
@@ -309,9 +313,8 @@ class DriverLink(_MachineLink):
             if self._put(peer, _NO_STREAM, b""):
                 continue
             del self._heard[peer]
-            conversation = self._streams.get((peer, _CONVERSATION))
-            if conversation is not None and monotonic() - heard >= _SILENCE - _PROBE_INTERVAL:
-                conversation.put_nowait(frame(encode(MachineLost(f"it did not answer for {_SILENCE} s"))))
+            if monotonic() - heard >= _SILENCE - _PROBE_INTERVAL:
+                self.losses[peer.decode()] = f"it did not answer for {_SILENCE} s"
             self._end_streams(peer)
 
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
@@ -323,7 +326,7 @@ class DriverLink(_MachineLink):
                 self._put(peer, _NO_STREAM, _CLOCK.pack(monotonic()))
         elif (inbox := self._streams.get((peer, number))) is not None:
             inbox.put_nowait(data)
-        elif number == _CONVERSATION and not is_known:
+        elif number == _OF_AGENT and not is_known:
             self._heard[peer] = monotonic()
             with suppress(OSError):
                 self._open(peer, number, self._answer())
@@ -356,8 +359,6 @@ class AgentLink(_MachineLink):
         self.driver_address = address.removeprefix("::ffff:")
         self.clock = 0.0
         """Seconds to add to this machine's clock to get the driver's."""
-        self._clocks: asyncio.Queue[float | ConnectionError] = asyncio.Queue()
-        """The driver's answers, or the end of the connection."""
         self._open_target: OpenTarget | None = None
         self._numbers: set[int] = set()
         """The streams that the driver has opened and has not ended."""
@@ -368,40 +369,41 @@ class AgentLink(_MachineLink):
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, private)
         self._socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
 
-    def compare_clocks(self, timeout: float) -> None:
-        """Set `clock`.
+    def compare_clocks(self) -> None:
+        """Set `clock`. Raise ConnectionError if the connection ends, or if the driver does not answer.
 
-        Raise ConnectionError if the connection ends, and asyncio.TimeoutError after `timeout` seconds.
+        Called before :meth:`start`.
         """
-        self._loop.run_until_complete(asyncio.wait_for(self._compare_clocks(), timeout))
-
-    async def _compare_clocks(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor):
+            poller.register(source, zmq.POLLIN)
         rounds = []
         for _ in range(_CLOCK_ROUNDS):
             began = monotonic()
-            self._put(b"", _NO_STREAM, b"?")
-            there = await self._clocks.get()
-            if isinstance(there, ConnectionError):
-                raise there
+            self._socket.send_multipart([_NO_STREAM.to_bytes(4, "big"), b"?"])
+            sources = dict(poller.poll(_HANDSHAKE_TIMEOUT * 1000))
+            if self._monitor in sources:
+                error = WrongSecret if recv_monitor_message(self._monitor)["event"] & _FAILED else ConnectionResetError
+                raise error(f"{_OTHER_PROGRAM} has closed the connection")
+            if not sources:
+                raise ConnectionError(f"{_OTHER_PROGRAM} does not answer")
+            there = _CLOCK.unpack(self._socket.recv_multipart()[1])[0]
             took = monotonic() - began
             # The driver read its clock between sending and receiving, so the shortest round gives the smallest error.
             rounds.append((took, there - began - took / 2))
         self.clock = min(rounds)[1]
 
     def start(self, open_target: OpenTarget) -> Connection:
-        """Start the thread, in which `open_target` is called, and return the connection to the driver."""
+        """Start the thread, in which `open_target` is called, and return the agent's own connection to the driver."""
         self._open_target = open_target
         end, ours = unix_sockets.pair()
-        self._open(b"", _CONVERSATION, end)
+        self._open(b"", _OF_AGENT, end)
         self._run_in_thread()
         return Connection(ours.detach())
 
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
         if number == _NO_STREAM:
-            if data:
-                self._clocks.put_nowait(_CLOCK.unpack(data)[0])
-            else:
-                self._put(b"", _NO_STREAM, b"")
+            self._put(b"", _NO_STREAM, b"")
             return
         if number >= _FIRST_OF_DRIVER:
             if not data:
@@ -424,8 +426,6 @@ class AgentLink(_MachineLink):
         return data[end:]
 
     def _on_event(self, event: int, value: int) -> None:
-        error = WrongSecret if event & _FAILED else ConnectionResetError
-        self._clocks.put_nowait(error(f"{_OTHER_PROGRAM} has closed the connection"))
         self._end_streams(b"")
 
 
@@ -439,10 +439,7 @@ def call(address: str, port: int, key: bytes) -> AgentLink:
         ends = [str(end[0]) for end in (probe.getsockname(), probe.getpeername())]
     link = AgentLink(ends[0], ends[1], port, key)
     try:
-        link.compare_clocks(_HANDSHAKE_TIMEOUT)
-    except asyncio.TimeoutError:
-        link.close()
-        raise ConnectionError(f"{_OTHER_PROGRAM} does not answer") from None
+        link.compare_clocks()
     except BaseException:
         link.close()
         raise

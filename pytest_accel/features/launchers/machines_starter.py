@@ -86,7 +86,7 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def _client(self, machine: int) -> AgentClient:
         """Return the client of the agent that leases the devices of another machine."""
-        return self._machines.clients[self._machines.layout.machines[machine].server_numbers[0]]
+        return self._machines.clients[self._machines.layout.machines[machine].servers[0]]
 
     # Taking and returning
 
@@ -140,8 +140,8 @@ class StarterOnMachines(ABC, Generic[Own]):
     def _return(self, taken: Own, *, killed: bool) -> None:
         if taken.here is not None:
             self._here.give_back(taken.here, killed=killed)
-        for machine, lease in taken.remote.items():
-            self._client(machine).give_back(lease, killed=killed)
+        for lease in taken.remote.values():
+            lease.close()
 
     # Starting and ending
 
@@ -211,4 +211,4 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:
         if spec.grouped:
             return self._on_seats(spec, taken, self._machines.layout.seats(spec.ranks, spec.key.machines))
-        return replace(spec, servers=(spec.key.server,), devices=() if taken.here is None else taken.here.devices)
+        return replace(spec, devices=() if taken.here is None else taken.here.devices)

@@ -8,24 +8,25 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import threading
+from asyncio import Future, get_running_loop
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 from socket import socket
 
-from pytest_accel.core import log, threads
+from pytest_accel.core import log, loop_tasks, threads
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.pool.starter import LostPlaceError
 from pytest_accel.settings.options import Settings
 
 _LOOPBACK = "127.0.0.1"
@@ -56,105 +57,99 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
 class ClusterMachines:
     """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `layout`.
 
-    One thread expects machines, and another one admits them.
+    Its methods are called in the thread of the pool's loop.
     """
 
-    def __init__(
-        self, settings: Settings, rootdir: str, on_joined: Callable[[int], None], on_lost: Callable[[int, str], None]
-    ) -> None:
+    def __init__(self, settings: Settings, rootdir: str, on_lost: Callable[[int, str], None]) -> None:
         """`settings` are those by which agents lease the devices of their machines.
 
         `rootdir` is the suite's root directory: a machine whose files differ is not used.
 
-        `on_joined` is called with the number of a machine whose agent has joined, and `on_lost` with that of a machine
-        that is lost or may not join, and the reason, both in any thread.
+        `on_lost` is called in the loop with the number of a machine that is lost or may not join, and the reason.
         """
-        self.layout = Layout((RankMachine(platform.node(), "", (ForkServer(0, None),)),))
+        self.layout = Layout((RankMachine(platform.node(), "", (0,)),))
         """All machines so far."""
         self.clients: dict[int, AgentClient] = {}
         """The clients of the agents that have joined, by the number of the machine."""
         self._settings = settings
         self._rootdir = rootdir
         self._code = suite_code(rootdir)
-        self._on_joined = on_joined
         self._on_lost = on_lost
-        self._expected: set[int] = set()
-        """The numbers of the machines that may join."""
+        self._joined: dict[int, Future[None]] = {}
+        """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
+        self._is_closing = False
         self._changes = EnvironmentChanges()
-        self._joining = threading.Lock()
-        """Held while a client is made, whose thread may find at once that its agent is lost."""
-        self._closing = False
         self._key = secrets.token_bytes(32)
-        self._calls: SimpleQueue[socket | None] = SimpleQueue()
-        """The connections to agents that have called; at the end None."""
+        self._loop = get_running_loop()
         self._link = DriverLink(self._key, 0, self._answer, _ignore_caller)
-        self._thread = threads.start(self._admit, "accel-admission")
 
-    def expect(self, number: int, name: str, address: str) -> Invitation:
+    def expect(self, name: str, address: str) -> Invitation:
         """Add a machine, whose agent is about to be started; return what the agent needs to join.
 
         The numbers of machines are 1, 2, ... in the order of the calls. `name` is for messages to the user. The other
         machines reach it at `address`.
         """
-        if number != len(self.layout.machines):
-            raise ValueError(f"machine {number}: the next machine is number {len(self.layout.machines)}")
-        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (ForkServer(number, None),))))
-        self._expected.add(number)
+        number = len(self.layout.machines)
+        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (number,))))
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         addresses = (*(address for _, address in own_interfaces()), _LOOPBACK)
         variable = os.environ.get(log.VARIABLE)
         return Invitation(number, addresses, self._link.port, self._key.hex(), self._rootdir, variable)
 
-    def forget(self, number: int) -> None:
+    def joined(self, number: int) -> Future[None]:
+        """Return a future that is done once the agent of a machine has joined, and fails if that cannot be."""
+        return self._joined.setdefault(number, self._loop.create_future())
+
+    def lose(self, number: int, why: str) -> None:
         """Do not admit the agent of a machine any more; no-op if it has joined."""
-        self._expected.discard(number)
+        loop_tasks.fail(self.joined(number), LostPlaceError(why))
 
     def close(self) -> None:
-        """Have all agents exit, and end the connections to them. The pool must have been closed."""
-        self._closing = True
+        """Have all agents exit, and end the connections to them."""
+        self._is_closing = True
         for client in self.clients.values():
             client.end(0)
         self._link.close()
-        self._calls.put(None)
-        threads.end(self._thread)
 
-    # In the threads of the link, of the admission and of the clients
-
-    def _answer(self) -> socket:
-        ours, theirs = unix_sockets.pair()
-        self._calls.put(ours)
-        return theirs
-
-    def _admit(self) -> None:
-        """Admit the agents of expected machines, each once, until the link is closed."""
-        while (call := self._calls.get()) is not None:
-            hello = read_greeting(call, NodeHello)
-            if hello is None:
-                continue
-            number = hello.machine
-            expected = number in self._expected
-            self._expected.discard(number)  # An invitation is valid once.
-            why = self._difference(hello) if expected else None
-            if expected and why is None:
-                self._join(Connection(call.detach()), hello)
-                continue
+    def _join(self, call: Connection, hello: NodeHello, why: str | None) -> None:
+        """Admit an agent that has connected, unless `why` says that its machine cannot be used."""
+        number = hello.machine
+        # An invitation is valid once.
+        if why is not None or number not in range(1, len(self.layout.machines)) or self.joined(number).done():
             call.close()
             if why is not None:
                 self._on_lost(number, why)
+            return
+        self.clients[number] = AgentClient(
+            call,
+            self.layout.machines[number].name,
+            partial(self._post, self._agent_lost, number),
+            lambda: {**additions(os.environ, hello.variables), **self._changes()},
+            (self._link, hello.link),
+            self._settings,
+        )
+        self.joined(number).set_result(None)
 
-    def _join(self, connection: Connection, hello: NodeHello) -> None:
-        """Make the client of an agent that has connected."""
-        with self._joining:
-            client = AgentClient(
-                connection,
-                self.layout.machines[hello.machine].name,
-                partial(self._agent_lost, hello.machine),
-                lambda: {**additions(os.environ, hello.variables), **self._changes()},
-                (self._link, hello.link),
-                self._settings,
-            )
-            self.clients = {**self.clients, hello.machine: client}  # Others read it meanwhile.
-        self._on_joined(hello.machine)
+    def _agent_lost(self, number: int) -> None:
+        if not self._is_closing:
+            self._on_lost(number, self.clients[number].machine_loss or "")
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        with suppress(RuntimeError):  # The pool is closed.
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    # In other threads
+
+    def _answer(self) -> socket:
+        ours, theirs = unix_sockets.pair()
+        threads.start(self._greet, "accel-greeting", ours)
+        return theirs
+
+    def _greet(self, call: socket) -> None:
+        """Read the greeting of an agent that has called, and compare its code, which may take some time."""
+        hello = read_greeting(call, NodeHello)
+        if hello is not None:
+            self._post(self._join, Connection(call.detach()), hello, self._difference(hello))
 
     def _difference(self, hello: NodeHello) -> str | None:
         """Return how the code on the machine of an agent differs from that of the controller; None if it does not."""
@@ -162,13 +157,6 @@ class ClusterMachines:
             self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
         found = difference(self._code, hello.code)
         return None if found is None else f"the machine {hello.host} cannot run the tests in {self._rootdir}: {found}"
-
-    def _agent_lost(self, number: int) -> None:
-        if not self._closing:
-            with self._joining:
-                why = self.clients[number].machine_loss
-            assert why is not None
-            self._on_lost(number, why)
 
 
 def _ignore_caller() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from asyncio import Future, get_running_loop, wait
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
@@ -15,73 +14,87 @@ from pytest_accel.features.launchers.machines_starter import MachinesTaken, Star
 from pytest_accel.features.launchers.placement import Seat
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
+    AgentEnded,
+    AgentNeeded,
     HelperFailed,
-    PlaceAnswer,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
     ReleasePlace,
     RequestPlace,
+    StartAgent,
+    ToController,
+    ToHelper,
 )
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LostPlaceError, StarterReports
+from pytest_accel.settings.options import Settings
 
 _LOOK_INTERVAL = 1.0
 """Seconds after which a request that still waits for a place has more worlds make room for it."""
+_JOIN_TIMEOUT = 120.0
+"""Seconds in which the agents of a place must join: Ray starts processes for them."""
 
 
 class Cluster(Protocol):
-    """A cluster, which reserves places for worlds."""
+    """A cluster, as its helper process reserves places there."""
 
-    machines: ClusterMachines
-    on_answer: Callable[[PlaceAnswer | HelperFailed], None]
-    """Called with each answer, in any thread; with :class:`HelperFailed` if the connection to the cluster is lost."""
+    settings: Settings
+    rootdir: str
+    """The suite's root directory, with the same files on all machines."""
+    connection: Connection
+    """The connection to the helper."""
 
-    def send(self, message: RequestPlace | ReleasePlace) -> str | None:
-        """Send a message to the cluster; return why the connection to it is lost, or None."""
+    async def end(self, reason: str | None) -> str:
+        """Wait for the end of the helper, which has closed the connection; return why no request can be met any more.
+
+        `reason` is what the helper has said.
+        """
+
+    def kill(self) -> None:
+        """Kill the helper."""
 
 
 @dataclass(eq=False)
 class PlaceTaken(MachinesTaken):
-    """The place of a world, and its leases on the devices of each machine."""
+    """The place of a world, or the request for it, and the leases on the devices of each machine."""
 
-    place: PlaceReserved | None = None
-    place_wanted: Callable[[], bool] = lambda: False
+    number: int = 0
+    placed: Future[PlaceReserved] = field(default_factory=lambda: get_running_loop().create_future())
+    why: str = ""
+    """Why the request waits; empty: it may get a place at once."""
+    waiting: Mapping[int, PlaceTaken] = field(default_factory=dict)
+    """The requests of the session that wait for a place."""
 
     @property
     def wanted(self) -> bool:
-        """True if another request waits for devices or for the place."""
-        return self.place_wanted() or super().wanted
-
-
-@dataclass(eq=False)
-class _Placing:
-    """A request that waits for a place on the cluster."""
-
-    demand: WorldDemand
-    placed: Future[PlaceReserved]
-    why: str = ""
-    """Why it waits; empty: it may get a place at once."""
+        """True if another request waits for devices or for a place."""
+        return any(other.why for other in self.waiting.values()) or super().wanted
 
 
 class ClusterStarter(StarterOnMachines[PlaceTaken]):
     """The starter of a session on a cluster."""
 
     def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: Cluster) -> None:
-        super().__init__(spec, here, cluster.machines, reports)
+        self.on_cluster = ClusterMachines(cluster.settings, cluster.rootdir, self._machine_lost)
+        super().__init__(spec, here, self.on_cluster, reports)
         self._cluster = cluster
-        self._loop = get_running_loop()
-        cluster.on_answer = self._post
+        self._failure: str | None = None
+        """Why no request can be met any more; None as long as the helper runs."""
+        self._ending: object = None
         self._ids = count(1)
-        self._placing: dict[int, _Placing] = {}
-        """By the id of the request."""
+        self._placing: dict[int, PlaceTaken] = {}
+        """The requests that wait for a place, by number."""
         self._unfit: dict[WorldKey, dict[int, str]] = {}
         """For each key, the machines whose devices do not meet its needs, and why."""
+        get_running_loop().add_reader(cluster.connection, self._receive)
 
     def serves(self, key: WorldKey) -> bool:
         return key.in_cluster
@@ -93,12 +106,14 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
         unfit = self._unfit.setdefault(demand.key, {})
         while True:
             avoided = frozenset(unfit)
+            taken = PlaceTaken(demand, number=next(self._ids), waiting=self._placing)
             try:
-                place = await self._place(demand, avoided)
+                place = await self._place(taken, avoided)
+            except LostPlaceError:
+                raise
             except PlaceError as error:
                 raise PlaceError("\n".join([*unfit.values(), str(error)])) from error
             masks = {machine: ",".join(devices) for machine, devices in place.devices.items()}
-            taken = PlaceTaken(demand, place=place, place_wanted=self._place_is_wanted)
             try:
                 return await self._lease(taken, demand.key.needs(place.machines), masks)
             except UnfitDevicesError as error:
@@ -106,44 +121,34 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     raise PlaceError(str(error)) from error
                 unfit[error.machine] = str(error)
 
-    async def _place(self, demand: WorldDemand, avoided: Collection[int]) -> PlaceReserved:
-        """Wait for a place on the cluster."""
-        number = next(self._ids)
-        placing = self._placing[number] = _Placing(demand, self._loop.create_future())
+    async def _place(self, taken: PlaceTaken, avoided: Collection[int]) -> PlaceReserved:
+        """Wait for a place on the cluster, and for the agents of its machines."""
+        if self._failure is not None:
+            raise PlaceError(self._failure)
+        self._placing[taken.number] = taken
         try:
-            if (why := self._cluster.send(RequestPlace(number, demand.key, tuple(avoided)))) is not None:
-                raise PlaceError(why)
-            while not placing.placed.done():
-                await wait([placing.placed], timeout=_LOOK_INTERVAL)
-                if placing.why:
-                    self._make_room(demand.key)
-            return placing.placed.result()
+            self._send(RequestPlace(taken.number, taken.demand.key, tuple(avoided)))
+            while not taken.placed.done():
+                await wait([taken.placed], timeout=_LOOK_INTERVAL)
+                if taken.why:
+                    self._make_room(taken.demand.key)
+            place = taken.placed.result()
+            taken.why = ""
+            for machine in dict.fromkeys(place.machines):
+                await self._wait_joined(machine)
+            return place
         except BaseException:
-            self._cluster.send(ReleasePlace(number))  # It may have got a place at this moment.
+            self._send(ReleasePlace(taken.number))  # It may have got a place at this moment.
             raise
         finally:
-            del self._placing[number]
+            del self._placing[taken.number]
 
-    def _post(self, answer: PlaceAnswer | HelperFailed) -> None:
-        with suppress(RuntimeError):  # The pool is closed.
-            self._loop.call_soon_threadsafe(self._answer, answer)
-
-    def _answer(self, answer: PlaceAnswer | HelperFailed) -> None:
-        if isinstance(answer, HelperFailed):
-            for placing in self._placing.values():
-                loop_tasks.fail(placing.placed, PlaceError(answer.reason))
-            return
-        found = self._placing.get(answer.request_id)
-        if found is None or found.placed.done():
-            return  # It was cancelled, and has given back what it gets.
-        match answer:
-            case PlaceReserved():
-                found.placed.set_result(answer)
-            case PlaceWaits(_, reason):
-                found.why = reason
-                self._make_room(found.demand.key)
-            case PlaceFailed(_, reason):
-                loop_tasks.fail(found.placed, PlaceError(reason))
+    async def _wait_joined(self, machine: int) -> None:
+        joined = self.on_cluster.joined(machine)
+        await wait([joined], timeout=_JOIN_TIMEOUT)
+        if not joined.done():
+            self._machine_lost(machine, f"the agent on {self.machines[machine]} has not joined in {_JOIN_TIMEOUT:g} s")
+        joined.result()
 
     def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         for placing in self._placing.values():
@@ -163,11 +168,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
 
     def _return(self, taken: PlaceTaken, *, killed: bool) -> None:
         super()._return(taken, killed=killed)
-        if taken.place is not None:
-            self._cluster.send(ReleasePlace(taken.place.request_id))
-
-    def _place_is_wanted(self) -> bool:
-        return any(placing.why for placing in self._placing.values())
+        self._send(ReleasePlace(taken.number))
 
     def _make_room(self, key: WorldKey) -> None:
         """Have worlds free as many devices, or ranks, of places as a request for `key` needs."""
@@ -179,8 +180,61 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     return
 
     def place(self, spec: WorldSpec, taken: PlaceTaken) -> WorldSpec:
-        assert taken.place is not None
-        return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.place.machines])
+        return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.placed.result().machines])
+
+    async def stop(self) -> bool:
+        stopped = await super().stop()
+        get_running_loop().remove_reader(self._cluster.connection)
+        self.on_cluster.close()
+        return stopped
+
+    # The conversation with the helper
+
+    def _send(self, message: ToHelper) -> None:
+        try:
+            self._cluster.connection.send_bytes(encode(message))
+        except BlockingIOError:  # The helper does not read, and may have got a part of the message.
+            self._cluster.kill()
+        except OSError:
+            pass  # The helper has ended, which `_receive` notices.
+
+    def _receive(self) -> None:
+        try:
+            message: ToController = decode(self._cluster.connection.recv_bytes(), ToController)
+        except (EOFError, OSError):
+            get_running_loop().remove_reader(self._cluster.connection)
+            self._ending = loop_tasks.start(self._fail())
+            return
+        match message:
+            case AgentNeeded(name, address):
+                self._send(StartAgent(self.on_cluster.expect(name, address)))
+            case AgentEnded(machine, reason):
+                self.on_cluster.lose(machine, reason)
+            case HelperFailed(reason):
+                self._failure = reason
+            case PlaceReserved(request_id) | PlaceWaits(request_id) | PlaceFailed(request_id):
+                found = self._placing.get(request_id)
+                if found is not None and not found.placed.done():  # Otherwise it was cancelled, and is given back.
+                    self._answer(found, message)
+
+    def _answer(self, placing: PlaceTaken, answer: PlaceReserved | PlaceWaits | PlaceFailed) -> None:
+        match answer:
+            case PlaceReserved():
+                placing.placed.set_result(answer)
+            case PlaceWaits(_, reason):
+                placing.why = reason
+                self._make_room(placing.demand.key)
+            case PlaceFailed(_, reason, is_lost):
+                loop_tasks.fail(placing.placed, (LostPlaceError if is_lost else PlaceError)(reason))
+
+    async def _fail(self) -> None:
+        self._failure = await self._cluster.end(self._failure)
+        for placing in self._placing.values():
+            loop_tasks.fail(placing.placed, PlaceError(self._failure))
+
+    def _machine_lost(self, machine: int, why: str) -> None:
+        self.on_cluster.lose(machine, why)
+        self._send(AgentEnded(machine, why))
 
 
 def _size(key: WorldKey) -> int:

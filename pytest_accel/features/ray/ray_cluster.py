@@ -1,88 +1,63 @@
-"""A session's connection to a Ray cluster: starts the helper process, and reserves places through it."""
+"""A session's connection to a Ray cluster, through a helper process."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as ConnectTimeoutError
-from traceback import format_exc
+from contextlib import suppress
+from socket import SHUT_RDWR
 
-from pytest_accel.core import threads
+from pytest_accel.core import loop_tasks
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import read_end
-from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.cluster_starter import ClusterStarter
-from pytest_accel.features.ray.ray_messages import (
-    AgentEnded,
-    AgentJoined,
-    AgentNeeded,
-    Connected,
-    HelperFailed,
-    PlaceAnswer,
-    StartAgent,
-    ToController,
-    ToHelper,
-)
+from pytest_accel.features.ray.ray_messages import Connected, HelperFailed
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.fd_passing import socket_of
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.struct_messages import decode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
 
-_CONNECT_TIMEOUT = 60.0
+_CONNECT_TIMEOUT = 60
 """Seconds in which the cluster must answer. Ray itself tries for half a minute to reach a head that does not answer."""
 _CLOSE_TIMEOUT = 10.0
 """Seconds that the helper may take to give everything back to Ray. After that it is killed.
 
 Ray then takes everything back by itself, some seconds later.
 """
+_POLL_INTERVAL = 0.02
+"""Seconds between two looks whether the helper, which has closed the connection, has ended."""
 _TAIL = 1_000
 """Number of bytes at the end of the helper's output that are shown if it ends: the last error of Ray's native code."""
 
 
 class RayCluster:
-    """The Ray cluster on which a session runs its tests. The `AccelSession` of the controller owns it.
-
-    It is the `Cluster` of its starter, whose answers come in a thread of this object.
-    """
+    """The Ray cluster on which a session runs its tests. The `AccelSession` of the controller owns it."""
 
     def __init__(self, settings: Settings, own: Machine, rootdir: str) -> None:
         """Connect to the cluster of ``--accel-cluster``; raise :class:`PlaceError` if that is not possible.
 
         `own` is this machine. `rootdir` is the suite's root directory, with the same files on all machines.
         """
-        self.machines = ClusterMachines(settings, rootdir, self._joined, self._lost)
-        self.on_answer: Callable[[PlaceAnswer | HelperFailed], None] = _ignore
-        self._sending = threading.Lock()
-        self._connected: Future[Connected] = Future()
-        """Fails if the helper has ended before it was connected."""
-        self._failure: str | None = None
-        """Why no request can be met any more; None as long as the helper runs."""
+        self.settings = settings
+        self.rootdir = rootdir
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 The helper writes to it as long as it runs.
-        self._process, self._connection = self._start((settings.cluster or "").partition(":")[2] or "auto")
-        self._thread = threads.start(self._listen, "accel-ray")
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            try:
-                found = self._connected.result(_CONNECT_TIMEOUT)
-            except ConnectTimeoutError:
-                why = f"the Ray cluster did not answer within {_CONNECT_TIMEOUT:g} s{self._output()}"
-                raise PlaceError(why) from None
-            self.machine = RayMachine(parse_kind(settings.accel), found.nodes, own, can_scale=found.can_scale)
-            undo.pop_all()
+        self._process, self.connection = self._start((settings.cluster or "").partition(":")[2] or "auto")
+        try:
+            found = self._connect()
+        except BaseException:
+            self.close()
+            raise
+        self.machine = RayMachine(parse_kind(settings.accel), found.nodes, own, can_scale=found.can_scale)
 
     def _start(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
         """Start the helper; return its process and the connection to it."""
@@ -103,85 +78,54 @@ class RayCluster:
             )
         return process, Connection(ours.detach())
 
+    def _connect(self) -> Connected:
+        """Wait until the helper is connected."""
+        if not unix_sockets.is_readable(self.connection.fileno(), _CONNECT_TIMEOUT):
+            raise PlaceError(f"the Ray cluster did not answer within {_CONNECT_TIMEOUT} s{self._output()}")
+        try:
+            message: Connected | HelperFailed = decode(self.connection.recv_bytes(), Connected | HelperFailed)
+        except (EOFError, OSError):
+            raise PlaceError(
+                f"the process that connects to the Ray cluster {self._wait()}; pytest's machine must be a node of the "
+                "cluster (ray start --address=HOST:PORT)"
+            ) from None
+        if isinstance(message, HelperFailed):
+            raise PlaceError(message.reason)
+        return message
+
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
         """Return the starter of ranks on the nodes of the cluster."""
         return ClusterStarter(spec, here, reports, self)
 
+    async def end(self, reason: str | None) -> str:
+        """See `Cluster`."""
+        await loop_tasks.becomes_true(lambda: self._process.poll() is not None, _CLOSE_TIMEOUT, _POLL_INTERVAL)
+        return reason or f"the connection to the Ray cluster is lost: the process that held it {self._wait(0.0)}"
+
+    def kill(self) -> None:
+        """See `Cluster`."""
+        self._process.kill()
+
     def close(self) -> None:
-        """End the agents, give everything back to Ray, and end the helper. The pool must have been closed."""
-        self.machines.close()
-        self._failure = self._failure or "the session has left the Ray cluster"
-        # shutdown() instead of close(), because the thread may be waiting on the descriptor.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
-        if threads.end(self._thread):
-            self._connection.close()
-            self._log.close()
+        """Give everything back to Ray, and end the helper. The pool must have been closed."""
+        # The connection may also be open in a process that a test has forked.
+        with self.connection, socket_of(self.connection) as end, suppress(OSError):
+            end.shutdown(SHUT_RDWR)
+        self._wait()
+        self._log.close()
 
-    def send(self, message: ToHelper) -> str | None:
-        """Send a message to the helper; return why the connection to the cluster is lost, or None."""
-        with self._sending, contextlib.suppress(OSError):  # If the helper has ended, the thread reports that.
-            try:
-                self._connection.send_bytes(encode(message))
-            except BlockingIOError:  # The helper does not read, and may have got a part of the message.
-                self._process.kill()
-        return self._failure
-
-    def _joined(self, machine: int) -> None:
-        self.send(AgentJoined(machine))
-
-    def _lost(self, machine: int, why: str) -> None:
-        self.send(AgentEnded(machine, why))
-
-    # In the thread
-
-    def _listen(self) -> None:
-        """Handle the helper's messages until it ends; then report that."""
+    def _wait(self, timeout: float = _CLOSE_TIMEOUT) -> str:
+        """Wait for the exit of the helper, whose connection has ended, and return how it has ended."""
         try:
-            while True:
-                self._handle(decode(self._connection.recv_bytes(), ToController))
-        except (EOFError, OSError):
-            failure = self._end_text()
-        except BaseException:
-            failure = f"the thread that listens to Ray's helper has ended with an error:\n{format_exc()}"
-        self._failure = self._failure or failure
-        if not self._connected.done():
-            self._connected.set_exception(PlaceError(self._failure))
-        self.on_answer(HelperFailed(self._failure))
-
-    def _handle(self, message: ToController) -> None:
-        match message:
-            case Connected():
-                self._connected.set_result(message)
-            case HelperFailed(reason):
-                self._failure = self._failure or reason
-            case AgentNeeded(machine, name, address):
-                self.send(StartAgent(self.machines.expect(machine, name, address)))
-            case AgentEnded(machine):
-                self.machines.forget(machine)
-            case _:
-                self.on_answer(message)
-
-    def _end_text(self) -> str:
-        """Wait for the helper's exit, and return a message with the reason."""
-        try:
-            status = self._process.wait(_CLOSE_TIMEOUT)
-        except subprocess.TimeoutExpired:  # The helper has closed the connection, but Ray does not shut down in it.
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:  # Ray does not shut down in it.
             self._process.kill()
             status = self._process.wait()
-        end = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
-        if not self._connected.done():
-            return (
-                f"the process that connects to the Ray cluster {end}{self._output()}; pytest's machine must be a "
-                "node of the cluster (ray start --address=HOST:PORT)"
-            )
-        return f"the connection to the Ray cluster is lost: the process that held it {end}{self._output()}"
+        return (
+            f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
+        ) + self._output()
 
     def _output(self) -> str:
         """Return the end of the helper's output, after a colon; empty if there is none."""
         text = read_end(self._log.fileno(), longest=_TAIL).strip()
         return f":\n{text}" if text else ""
-
-
-def _ignore(answer: PlaceAnswer | HelperFailed) -> None:
-    pass

@@ -44,13 +44,7 @@ class StartAgent(Struct, frozen=True, tag=True):
     invitation: Invitation
 
 
-class AgentJoined(Struct, frozen=True, tag=True):
-    """An agent has joined the session."""
-
-    machine: int
-
-
-ToHelper = RequestPlace | ReleasePlace | StartAgent | AgentJoined | AgentEnded
+ToHelper = RequestPlace | ReleasePlace | StartAgent | AgentEnded
 
 
 # To the controller
@@ -71,16 +65,17 @@ class HelperFailed(Struct, frozen=True, tag=True):
 
 
 class AgentNeeded(Struct, frozen=True, tag=True):
-    """A place is being prepared on a node that has no agent: the node becomes the next machine of the session."""
+    """A place is being prepared on a node that has no agent: the node becomes the next machine of the session.
 
-    machine: int
-    """Its number: 1, 2, ..."""
+    The numbers of the machines are 1, 2, ... in the order of these messages.
+    """
+
     name: str
     address: str
 
 
 class PlaceReserved(Struct, frozen=True, tag=True):
-    """The place of a request is reserved, and the agents of its machines have joined."""
+    """The place of a request is reserved, and the agents of its machines have been started."""
 
     request_id: int
     machines: tuple[int, ...]
@@ -102,7 +97,8 @@ class PlaceFailed(Struct, frozen=True, tag=True):
 
     request_id: int
     reason: str
+    is_lost: bool
+    """True if a node was lost meanwhile, so that another request may succeed."""
 
 
-PlaceAnswer = PlaceReserved | PlaceWaits | PlaceFailed
-ToController = Connected | HelperFailed | AgentNeeded | AgentEnded | PlaceAnswer
+ToController = Connected | HelperFailed | AgentNeeded | AgentEnded | PlaceReserved | PlaceWaits | PlaceFailed

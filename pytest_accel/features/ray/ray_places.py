@@ -5,9 +5,9 @@ Everything happens in the loop of the helper process. A request is a task, which
 
 from __future__ import annotations
 
-from asyncio import Future, Task, ensure_future, gather, get_running_loop, shield, sleep, wait, wait_for
+from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, wait, wait_for
 from asyncio import TimeoutError as WaitTimeoutError
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,6 @@ from pytest_accel.features.ray.agent_greeting import Invitation
 from pytest_accel.features.ray.ray_actors import NodeActor, device_ids
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
-    AgentJoined,
     AgentNeeded,
     PlaceFailed,
     PlaceReserved,
@@ -49,7 +48,7 @@ _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (it is told each 0.1 s). A group that is requested
 earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
 _READY_TIMEOUT = 120.0
-"""Seconds in which the nodes of a place must name its devices, and the agents join: Ray starts processes for both."""
+"""Seconds in which the nodes of a place must name its devices: Ray starts processes for this."""
 _EXIT_TIMEOUT = 5.0
 """Seconds in which the agents must exit when the session ends, before they are killed."""
 
@@ -62,8 +61,6 @@ class _Agent:
     """The number of its node in the session."""
     node: RayNode
     actor: Any
-    joined: Future[None]
-    """Done once it has joined; a LostPlaceError if it has ended before."""
     run: Task[None] | None = None
     """Waits for its end, once it is started."""
 
@@ -98,9 +95,6 @@ class Places:
                 if (agent := self._agents.get(invitation.machine)) is not None:
                     step("starts the agent of machine %d", agent.machine)
                     agent.run = loop_tasks.start(self._run(agent, invitation))
-            case AgentJoined(machine):
-                if (agent := self._agents.get(machine)) is not None and not agent.joined.done():
-                    agent.joined.set_result(None)
             case AgentEnded(machine, reason):
                 self._lose(machine, reason)
 
@@ -147,9 +141,8 @@ class Places:
         strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
         actor = ray.remote(num_cpus=0, max_restarts=0)(NodeActor).options(scheduling_strategy=strategy).remote()
         self._last_machine += 1
-        agent = _Agent(self._last_machine, node, actor, get_running_loop().create_future())
-        self._agents[agent.machine] = agent
-        self._send(AgentNeeded(agent.machine, node.name, node.address))
+        agent = self._agents[self._last_machine] = _Agent(self._last_machine, node, actor)
+        self._send(AgentNeeded(node.name, node.address))
         return agent
 
     async def _run(self, agent: _Agent, invitation: Invitation) -> None:
@@ -166,25 +159,19 @@ class Places:
         if agent is not None:
             step("the agent of machine %d has ended: %s", machine, why)
             ray.kill(agent.actor)
-            loop_tasks.fail(agent.joined, LostPlaceError(why))
             self._send(AgentEnded(machine, why))
 
     # A request
 
     async def _serve(self, request: RequestPlace) -> None:
-        """Reserve a place, report it, and hold it until this task is cancelled.
-
-        If a node is lost meanwhile, or its agent does not join, another place is reserved, once.
-        """
+        """Reserve a place, report it, and hold it until this task is cancelled."""
         try:
-            try:
-                await self._hold(request)
-            except (LostPlaceError, ray.exceptions.RayError):
-                self._look()  # Ray reports the end of an actor before that of its node.
-                await self._hold(request)
+            await self._hold(request)
         except (PlaceError, ray.exceptions.RayError) as error:
+            self._look()  # Ray reports the end of a process before that of its node.
             self._tasks.pop(request.request_id, None)
-            self._send(PlaceFailed(request.request_id, str(error)))
+            is_lost = not isinstance(error, PlaceError) or isinstance(error, LostPlaceError)
+            self._send(PlaceFailed(request.request_id, str(error), is_lost))
 
     async def _hold(self, request: RequestPlace) -> None:
         while True:
@@ -251,34 +238,30 @@ class Places:
             created.cancel()
 
     async def _prepare(self, group: Any, bundles: Bundles, request_id: int) -> PlaceReserved:
-        """Return the place of a group once its devices are known, and the agents of its nodes have joined."""
+        """Return the place of a group once its devices are known; start the agents of its nodes if they have none."""
         names = placement_group_table(group)["bundles_to_node_id"]
         self._look()  # A node may just have joined.
         if not self.nodes.keys() >= set(names.values()):
             raise LostPlaceError("a node has left the Ray cluster")
-        count = len(bundles.amounts)
-        parts = await gather(*(self._part(group, bundles, index, self.nodes[names[index]]) for index in range(count)))
-        machines = dict(sorted((machine, (ranks, devices)) for machine, ranks, devices in parts))
+        parts = []
+        for index, (ranks, amount) in enumerate(zip(bundles.ranks, bundles.amounts, strict=True)):
+            node = self.nodes[names[index]]
+            parts.append((self._agent_on(node).machine, ranks, self._devices(group, bundles.resource, amount, index)))
+        try:
+            devices = await wait_for(gather(*(named for _, _, named in parts)), _READY_TIMEOUT)
+        except WaitTimeoutError:
+            raise LostPlaceError(f"Ray has not named the devices of a place in {_READY_TIMEOUT:g} s") from None
+        places = sorted((machine, ranks, found) for (machine, ranks, _), found in zip(parts, devices, strict=True))
         return PlaceReserved(
             request_id,
-            tuple(machine for machine, (ranks, _) in machines.items() for _ in range(ranks)),
-            {machine: devices for machine, (_, devices) in machines.items() if devices},
+            tuple(machine for machine, ranks, _ in places for _ in range(ranks)),
+            {machine: found for machine, _, found in places if found},
         )
 
-    async def _part(self, group: Any, bundles: Bundles, index: int, node: RayNode) -> tuple[int, int, tuple[str, ...]]:
-        """Return the machine of a bundle, the number of its ranks, and its devices."""
-        agent = self._agent_on(node)
-        waits: list[Awaitable[Any]] = [shield(agent.joined)]
-        if bundles.resource != "CPU":
-            amount = bundles.amounts[index]
-            needs = {"num_gpus": amount} if bundles.resource == "GPU" else {"resources": {bundles.resource: amount}}
-            strategy = PlacementGroupSchedulingStrategy(group, index)
-            waits.append(device_ids.options(scheduling_strategy=strategy, **needs).remote(bundles.resource))
-        try:
-            _, *devices = await wait_for(gather(*waits), _READY_TIMEOUT)
-        except WaitTimeoutError:
-            why = f"the agent on {node.name} has not joined, or Ray has not named devices, in {_READY_TIMEOUT:g} s"
-            if not agent.joined.done():
-                self._lose(agent.machine, why)
-            raise LostPlaceError(why) from None
-        return agent.machine, bundles.ranks[index], tuple(*devices)
+    async def _devices(self, group: Any, resource: str, amount: float, index: int) -> tuple[str, ...]:
+        """Return the devices of a bundle."""
+        if resource == "CPU":
+            return ()
+        needs = {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
+        strategy = PlacementGroupSchedulingStrategy(group, index)
+        return tuple(await device_ids.options(scheduling_strategy=strategy, **needs).remote(resource))

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import LENGTH
 from pytest_accel.messages.unix_sockets import Connection
 from tests.deadline import eventually
-from tests.peers import read_all
+from tests.peers import forked_copy, read_all
 
 KEY = b"a key that no other process has."
 
@@ -47,7 +46,8 @@ class Ends:
         assert self.of_driver.recv_bytes() == b"greeting"
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
-        self.driver.start_server(self.link.name, StartServer(spec, {}), end, unix_sockets.listen(self.path, 8))
+        self.driver.listen(self.link.name, unix_sockets.listen(self.path, 8))
+        self.driver.open(self.link.name, StartServer(spec, {}), end)
         eventually("the server to start", lambda: bool(self.servers))
 
     def _open(self, target: Target) -> tuple[socket.socket, int | None]:
@@ -140,17 +140,7 @@ def test_the_end_of_the_agent_is_noticed(ends: Ends) -> None:
 
 
 def test_the_end_of_the_driver_is_noticed_although_a_test_has_forked_its_process(ends: Ends) -> None:
-    until, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Newer Pythons warn of forks of processes that have threads.
-        child = os.fork()
-    if not child:
-        os.close(write)
-        os.read(until, 1)
-        os._exit(0)
-    ends.driver.close()
-    with pytest.raises(EOFError):
-        ends.of_agent.recv_bytes()
-    os.close(write)
-    os.close(until)
-    assert os.waitpid(child, 0)[1] == 0
+    with forked_copy():
+        ends.driver.close()
+        with pytest.raises(EOFError):
+            ends.of_agent.recv_bytes()

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.features.launchers.placement import ForkServer, Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout, RankMachine
 
 
-def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:
+def layout(*servers: tuple[int, ...]) -> Layout:
     """Return a layout of nodes with these fork servers. The driver's node is the first."""
-    return Layout(
-        tuple(
-            RankMachine(f"node-{number}", f"10.0.0.{number}", tuple(ForkServer(one, capacity) for one in each))
-            for number, each in enumerate(servers)
-        )
-    )
+    return Layout(tuple(RankMachine(f"node-{number}", f"10.0.0.{number}", each) for number, each in enumerate(servers)))
 
 
 TWO = layout((0, 1), (2, 3))
 UNEVEN = layout((0,), (1, 2, 3), (4, 5))
 ROUND_ROBIN = layout((0, 2), (1, 3))
-UNLIMITED = layout((0,), (1,), capacity=None)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +30,6 @@ UNLIMITED = layout((0,), (1,), capacity=None)
         pytest.param(UNEVEN, 2, 1, (1, 2), id="a larger node alone"),
         pytest.param(UNEVEN, 5, 1, (1, 2, 3, 4, 5), id="two larger nodes instead of three"),
         pytest.param(UNEVEN, 3, 3, (0, 1, 4), id="one rank on each of three nodes"),
-        pytest.param(UNLIMITED, 3, 1, (0, 0, 0), id="any number from the driver's server"),
-        pytest.param(UNLIMITED, 5, 2, (0, 0, 0, 1, 1), id="any number from two servers, evenly"),
-        pytest.param(layout((0, 1), capacity=2), 3, 1, (0, 0, 1), id="two from each server"),
         pytest.param(ROUND_ROBIN, 4, 1, (0, 2, 1, 3), id="ranks numbered round-robin by the launcher"),
     ],
 )
@@ -48,7 +39,7 @@ def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
     seats = machines.seats(ranks, nodes)
 
     assert tuple(seat.server for seat in seats) == servers
-    assert all(seat.server in machines.machines[seat.machine].server_numbers for seat in seats)
+    assert all(seat.server in machines.machines[seat.machine].servers for seat in seats)
     assert len({seat.machine for seat in seats}) >= nodes
 
 
@@ -58,7 +49,6 @@ def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
         (TWO, 4, 2, "mpirun", None),
         (TWO, 5, 1, "mpirun", "needs 5 ranks; mpirun has started 4"),
         (TWO, 3, 3, "mpirun", "needs 3 machines; mpirun has started ranks on 2"),
-        (UNLIMITED, 8, 2, "ray", None),
     ],
 )
 def test_shortage_names_missing_ranks_or_nodes(

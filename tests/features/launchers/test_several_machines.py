@@ -508,7 +508,7 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
     )
 
     program = srun(two_machines, private=[str(suite.temporary)])
-    run = suite.start("--accel=sim:4,shared", "--accel-launcher=spread", "--accel-wait=20", program=program).finish()
+    run = suite.start("--accel=sim:4,shared", "--accel-wait=20", program=program).finish()
 
     run.expect(
         {

@@ -1,29 +1,36 @@
-"""A fake cluster that grants places from a table of free devices, and real agents on this machine for its nodes."""
+"""A fake cluster that grants places from a table of free devices, and starts real agents on this machine."""
 
 from __future__ import annotations
 
-import queue
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from msgspec import Struct
+
 from pytest_accel.features.ray.cluster_starter import ClusterStarter
 from pytest_accel.features.ray.ray_messages import (
-    HelperFailed,
-    PlaceAnswer,
+    AgentEnded,
+    AgentNeeded,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
     ReleasePlace,
     RequestPlace,
+    StartAgent,
+    ToHelper,
 )
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
+from tests.deadline import eventually
 
 CROWDED = "all nodes are in use"
 """The reason that the cluster gives while a request waits."""
@@ -38,37 +45,88 @@ class _Free:
 
 
 class TableCluster:
-    """A fake cluster that serves requests in the order of their arrival. Each node has room for four ranks."""
+    """A fake cluster that serves requests in the order of their arrival. Each node has room for four ranks.
 
-    def __init__(self, machines: ClusterMachines, free: Mapping[int, list[str]]) -> None:
-        """`free` has the devices of each node."""
-        self.machines = machines
-        self.on_answer: Callable[[PlaceAnswer | HelperFailed], None] = lambda answer: None
+    A thread takes the place of the helper process.
+    """
+
+    def __init__(self, settings: Settings, environments: Mapping[int, Mapping[str, str]] | None = None) -> None:
+        """`environments` has variables for the agents of some nodes."""
+        self.settings = settings
+        self.rootdir = ""
+        ours, helper = unix_sockets.pair()
+        self.connection, self._helper = Connection(ours.detach()), Connection(helper.detach())
+        self.processes: list[subprocess.Popen[bytes]] = []
+        """The agents, in the order of their nodes, which have the numbers 1, 2, ..."""
         self.placed: dict[int, PlaceReserved] = {}
         """The places that have not been released, by the id of the request."""
         self.granted = 0
         """The number of places that were granted."""
-        self._free = {node: _Free(list(devices)) for node, devices in free.items()}
+        self.lost: list[AgentEnded] = []
+        """The ends of agents that the session has noticed."""
+        self._environments = environments or {}
+        self._free: dict[int, _Free] = {}
         self._lock = threading.RLock()
         self._waiting: list[RequestPlace] = []
+        threading.Thread(target=self._serve_session, daemon=True).start()
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
-        return ClusterStarter(spec, here, reports, self)
+        self._starter = ClusterStarter(spec, here, reports, self)
+        return self._starter
 
-    def send(self, message: RequestPlace | ReleasePlace) -> str | None:
+    async def end(self, reason: str | None) -> str:
+        return reason or "the fake helper has ended"
+
+    def kill(self) -> None:
+        self._helper.close()
+
+    def close(self) -> list[int]:
+        """Wait until all agents have ended, and return their exit statuses. The pool must have been closed."""
+        self.connection.close()
+        return [process.wait(60) for process in self.processes]
+
+    def add(self, devices: list[str]) -> None:
+        """Add a node with `devices`, start its agent, and wait until that has joined."""
+        number = len(self.processes) + 1
+        self._send(AgentNeeded(f"node-{number}", "127.0.0.1"))
+        eventually("the agent to join", lambda: number in self._starter.on_cluster.clients)
         with self._lock:
-            if isinstance(message, ReleasePlace):
+            self._free[number] = _Free(devices)
+            self._grant()
+
+    def lose(self, node: int) -> None:
+        """Grant no more places on the node `node`."""
+        with self._lock:
+            self._free.pop(node, None)
+
+    def _send(self, message: Struct) -> None:
+        with self._lock:
+            self._helper.send_bytes(encode(message))
+
+    def _serve_session(self) -> None:
+        try:
+            while True:
+                self._handle(decode(self._helper.recv_bytes(), ToHelper))
+        except (EOFError, OSError):
+            self._helper.close()
+
+    def _handle(self, message: ToHelper) -> None:
+        with self._lock:
+            if isinstance(message, StartAgent):
+                environment = self._environments.get(message.invitation.machine, {})
+                self.processes.append(start_agent(message.invitation.line(), environment))
+            elif isinstance(message, AgentEnded):
+                self.lost.append(message)
+                self.lose(message.machine)
+            elif isinstance(message, ReleasePlace):
                 self._release(message.request_id)
-            elif message.key.ranks > 99:
-                self.on_answer(PlaceFailed(message.request_id, f"no node has room for {message.key.ranks} ranks"))
-            elif message.avoided and self._free.keys() <= set(message.avoided):
-                self.on_answer(PlaceFailed(message.request_id, "there is no other node"))
+            elif len(self._free.keys() - set(message.avoided)) < message.key.machines:
+                self._send(PlaceFailed(message.request_id, "there is no other node", False))
             else:
                 self._waiting.append(message)
-                self._serve()
+                self._grant()
                 if message in self._waiting:
-                    self.on_answer(PlaceWaits(message.request_id, CROWDED))
-        return None
+                    self._send(PlaceWaits(message.request_id, CROWDED))
 
     def _release(self, request_id: int) -> None:
         self._waiting = [request for request in self._waiting if request.request_id != request_id]
@@ -80,25 +138,14 @@ class TableCluster:
             for node, devices in place.devices.items():
                 if node in self._free:
                     self._free[node].devices = sorted({*self._free[node].devices, *devices})
-        self._serve()
+        self._grant()
 
-    def add(self, node: int, devices: list[str]) -> None:
-        """Add the node `node` with `devices`."""
-        with self._lock:
-            self._free[node] = _Free(devices)
-            self._serve()
-
-    def lose(self, node: int) -> None:
-        """Grant no more places on the node `node`."""
-        with self._lock:
-            self._free.pop(node, None)
-
-    def _serve(self) -> None:
+    def _grant(self) -> None:
         while self._waiting and (place := self._find(self._waiting[0])) is not None:
             self._waiting.pop(0)
             self.placed[place.request_id] = place
             self.granted += 1
-            self.on_answer(place)
+            self._send(place)
 
     def _find(self, request: RequestPlace) -> PlaceReserved | None:
         key = request.key
@@ -123,43 +170,7 @@ class TableCluster:
         return PlaceReserved(request.request_id, tuple(nodes), devices)
 
 
-@dataclass(eq=False)
-class Agents:
-    """The nodes of a session, each with an agent in a separate process."""
-
-    settings: Settings
-    rootdir: str = ""
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    joined: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
-    """The numbers of the agents that have joined."""
-    lost: queue.SimpleQueue[tuple[int, str]] = field(default_factory=queue.SimpleQueue)
-    """The numbers of the agents that were lost, or might not join, and why."""
-
-    def __post_init__(self) -> None:
-        self.on_lost: Callable[[int, str], None] = lambda *lost: self.lost.put(lost)
-        self.nodes = ClusterMachines(
-            self.settings, self.rootdir, self.joined.put, lambda number, why: self.on_lost(number, why)
-        )
-
-    def start(self) -> int:
-        """Start the agent of the next node, wait until it has joined, and return its number."""
-        number = len(self.nodes.layout.machines)
-        self.processes[number] = start_agent(self.nodes.expect(number, f"node-{number}", "127.0.0.1").line())
-        assert self.joined.get(timeout=60) == number
-        return number
-
-    def close(self) -> dict[int, int]:
-        """Close the nodes, wait until all agents have ended, and return the exit status of each."""
-        self.nodes.close()
-        statuses = {}
-        for number, process in self.processes.items():
-            statuses[number] = process.wait(60)
-            assert process.stdin is not None
-            process.stdin.close()
-        return statuses
-
-
-def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
+def start_agent(invitation: bytes, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start an agent, send it the line `invitation` on its standard input, and return its process.
 
     Standard input stays open. The process ignores SIGCHLD before it becomes the agent with ``exec``, as the workers of
@@ -174,7 +185,9 @@ def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
         "import sys; from pytest_accel.features.ray.cluster_agent import main; sys.exit(main())",
     ]
     command = [sys.executable, "-c", source, *program]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, **environment}
+    )
     assert process.stdin is not None
     process.stdin.write(invitation)
     process.stdin.flush()

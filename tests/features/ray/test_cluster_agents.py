@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from dataclasses import replace
@@ -13,11 +14,12 @@ from pytest_accel.features.launchers import machine_link
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
+from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.suite_code import suite_code
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
-from tests.features.ray.table_cluster import Agents
+from tests.features.ray.table_cluster import start_agent
 
 
 def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
@@ -33,41 +35,49 @@ def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
 
 
 def test_only_expected_agents_with_the_key_are_admitted() -> None:
-    agents = Agents(Settings())
-    nodes = agents.nodes
-    invitation = nodes.expect(1, "node-1", "127.0.0.1")
-    with pytest.raises(WrongSecret):
-        greet(replace(invitation, key="00" * 32))
-
-    def is_refused(other: Invitation) -> bool:
-        refused, connection = greet(other)
+    async def is_refused(other: Invitation) -> bool:
+        link, connection = await asyncio.to_thread(greet, other)
         with pytest.raises(EOFError):
-            connection.recv_bytes()
-        refused.close()
+            await asyncio.to_thread(connection.recv_bytes)
+        link.close()
         return True
 
-    assert all(is_refused(replace(invitation, machine=stranger)) for stranger in (2, 0))
-    link, _ = greet(invitation)
-    assert agents.joined.get(timeout=60) == 1
-    assert is_refused(invitation)  # An invitation is valid once.
-    link.close()
-    assert agents.lost.get(timeout=60) == (1, "its agent has ended")
-    nodes.close()
+    async def call() -> None:
+        lost: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        machines = ClusterMachines(Settings(), "", lambda *loss: lost.put_nowait(loss))
+        invitation = machines.expect("node-1", "127.0.0.1")
+        with pytest.raises(WrongSecret):
+            await asyncio.to_thread(greet, replace(invitation, key="00" * 32))
+        for stranger in (2, 0):
+            assert await is_refused(replace(invitation, machine=stranger))
+        link, _ = await asyncio.to_thread(greet, invitation)
+        await asyncio.wait_for(machines.joined(1), 60)
+        assert await is_refused(invitation)  # An invitation is valid once.
+        link.close()
+        assert await asyncio.wait_for(lost.get(), 60) == (1, "its agent has ended")
+        machines.close()
+
+    asyncio.run(call())
 
 
 def test_an_agent_ends_with_its_starter() -> None:
-    agents = Agents(Settings())
-    first, second = agents.start(), agents.start()
-    assert agents.nodes.layout.machines[second].address
-    status = Path(f"/proc/{agents.processes[second].pid}/status")
-    if status.exists():
-        ignored = next(line for line in status.read_text().splitlines() if line.startswith("SigIgn"))
-        assert not int(ignored.split()[1], 16) & 1 << signal.SIGCHLD - 1
-    stdin = agents.processes[first].stdin
-    assert stdin is not None
-    stdin.close()
-    assert agents.lost.get(timeout=60) == (first, "its agent has ended")
-    assert agents.close() == {first: 1, second: 0}
-    assert agents.lost.empty()
-    # The number of a lost node stays in use.
-    assert [node.name for node in agents.nodes.layout.machines[1:]] == ["node-1", "node-2"]
+    async def start_two() -> None:
+        lost: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        machines = ClusterMachines(Settings(), "", lambda *loss: lost.put_nowait(loss))
+        invitations = [machines.expect(name, "127.0.0.1") for name in ("node-1", "node-2")]
+        first, second = (start_agent(invitation.line(), {}) for invitation in invitations)
+        await asyncio.wait_for(asyncio.gather(machines.joined(1), machines.joined(2)), 60)
+        status = Path(f"/proc/{second.pid}/status")
+        if status.exists():
+            ignored = next(line for line in status.read_text().splitlines() if line.startswith("SigIgn"))
+            assert not int(ignored.split()[1], 16) & 1 << signal.SIGCHLD - 1
+        assert first.stdin is not None
+        first.stdin.close()
+        assert await asyncio.wait_for(lost.get(), 60) == (1, "its agent has ended")
+        machines.close()
+        assert [first.wait(60), second.wait(60)] == [1, 0]
+        assert lost.empty()
+        assert second.stdin is not None
+        second.stdin.close()
+
+    asyncio.run(start_two())

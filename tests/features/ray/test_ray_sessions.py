@@ -202,13 +202,19 @@ def test_worlds_span_nodes_and_two_sessions_never_share_a_device(
 
 
 @pytest.mark.long
-def test_a_test_waits_for_another_session_whose_killed_controller_leaves_no_processes_on_the_nodes(
+def test_a_test_waits_for_another_session_whose_controller_leaves_no_processes_on_the_nodes_if_it_is_stopped(
     suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     session = start(suite, machines)
     suite.read("rank-1")
     assert plugin_processes(surroundings)
+    session.process.send_signal(signal.SIGINT)
+    assert session.finish().ret == pytest.ExitCode.INTERRUPTED
+    expect_free_nodes(surroundings)
+    (suite.path / "rank-1").unlink()
+    session = start(suite, machines)
+    suite.read("rank-1")
     suite.write(
         "test_waits.py",
         """

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.ray.cluster_machines import additions
+from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
 from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.settings.options import Settings
-from tests.features.ray.table_cluster import Agents, start_agent
+from tests.features.ray.table_cluster import start_agent
 
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0"}
 HERE = {**VERSIONS, "a.py": "1", "b.py": "2"}
@@ -53,14 +54,20 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     for folder, text in ((own, "1"), (other, "2")):
         folder.mkdir()
         (folder / "test_it.py").write_text(text)
-    agents = Agents(Settings(), str(own))
-    invitation = agents.nodes.expect(1, "far", "127.0.0.1")
-    agent = start_agent(replace(invitation, rootdir=str(other)).line())
-    assert agents.lost.get(timeout=60)[1].endswith(f"cannot run the tests in {own}: it has other code: test_it.py")
-    assert agent.wait(60) == 1
-    agents.close()
-    assert agent.stdin is not None
-    agent.stdin.close()
+
+    async def start() -> None:
+        lost: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        machines = ClusterMachines(Settings(), str(own), lambda *loss: lost.put_nowait(loss))
+        invitation = machines.expect("far", "127.0.0.1")
+        agent = start_agent(replace(invitation, rootdir=str(other)).line(), {})
+        text = f"cannot run the tests in {own}: it has other code: test_it.py"
+        assert (await asyncio.wait_for(lost.get(), 60))[1].endswith(text)
+        assert agent.wait(60) == 1
+        machines.close()
+        assert agent.stdin is not None
+        agent.stdin.close()
+
+    asyncio.run(start())
 
 
 def test_ranks_get_the_variables_that_their_node_does_not_set() -> None:
