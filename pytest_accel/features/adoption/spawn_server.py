@@ -24,16 +24,16 @@ from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.forkserver.preload import TORCH_MODULES, blas_without_threads, import_installed, import_named, unfit
+from pytest_accel.forkserver.preload import blas_without_threads, import_named
 
 SETTINGS = "PYTEST_ACCEL_SPAWN_SERVER"
-"""Variable by which a server gets its settings: JSON of ``sys.path``, the modules to import, and whether torch is one.
+"""Variable by which a server gets its settings: JSON of ``sys.path`` and the modules to import.
 
 The standard library passes only names of modules to its fork server.
 """
 
 
-def _prepare_server(path: list[str], modules: list[str], *, torch: bool) -> None:
+def _prepare_server(path: list[str], modules: list[str]) -> None:
     """Import what the processes need, in the server; exit with an error if it must not be forked after that."""
     prctl.become_subreaper()  # Else no process could be found any more whose parent has exited.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
@@ -41,10 +41,7 @@ def _prepare_server(path: list[str], modules: list[str], *, torch: bool) -> None
     sys.path[:] = path
     gc.disable()  # Imports are faster without it, and processes would copy the pages that it walks through.
     with blas_without_threads():
-        import_installed(TORCH_MODULES if torch else ())
         error = import_named(modules)
-    if error is None and (reason := unfit()) is not None:
-        error = f"processes cannot be forked from one that has imported torch: the import {reason}"
     sys.stdout.flush()
     if error is not None:
         sys.exit(f"accel: {error}")
@@ -59,29 +56,18 @@ def _end_server(server: int) -> None:
         os._exit(0)
 
 
-class SpawnedProcess:
-    """A `multiprocessing.Process` on its way to the process that runs it. Pickled in place of it."""
+class Beginning:
+    """The data with which a process prepares itself. A forked process that unpickles it is like a new interpreter."""
 
-    def __init__(self, process: BaseProcess, stacks: int) -> None:
+    def __init__(self, data: dict[str, Any], stacks: int) -> None:
         """`stacks` is the descriptor of the file to which the process writes its stacks on `STACK_SIGNAL`."""
-        self._process, self._stacks = process, stacks
+        self._data, self._stacks = data, stacks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Unpickled in this order: the function's module is imported with the environment and the output.
-        return _Forked, (_Beginning(self._stacks), self._process)
+        return _begin, (self._data, dict(os.environ), *map(reduction.DupFd, (1, 2, self._stacks)))
 
 
-class _Beginning:
-    """Unpickling this makes a forked process equal to a new interpreter, as far as the code in it can see."""
-
-    def __init__(self, stacks: int) -> None:
-        self._descriptors = 1, 2, stacks
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _begin, (dict(os.environ), *map(reduction.DupFd, self._descriptors))
-
-
-def _begin(environment: dict[str, str], stdout: Any, stderr: Any, stacks: Any) -> None:
+def _begin(data: dict[str, Any], environment: dict[str, str], stdout: Any, stderr: Any, stacks: Any) -> dict[str, Any]:
     for passed, standard in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor := passed.detach(), standard)
         os.close(descriptor)
@@ -90,10 +76,8 @@ def _begin(environment: dict[str, str], stdout: Any, stderr: Any, stacks: Any) -
         del os.environ[name]
     os.environ.update(environment)
     gc.enable()
-    if "numpy" in sys.modules:
-        import numpy
-
-        numpy.random.seed()  # Python reseeds its own generators, and torch's have a constant seed.
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # Python reseeds its own generators, and torch's have a constant seed.
     # The server must see the end of the process that uses it, and this process starts a server of its own if it needs
     # one: its processes would have the wrong environment.
     server: Any = forkserver._forkserver
@@ -103,12 +87,13 @@ def _begin(environment: dict[str, str], stdout: Any, stderr: Any, stacks: Any) -
         import coverage
 
         coverage.process_startup()
+    return data
 
 
-class _Forked:
-    """The unpickled process, with the exit of an interpreter at its end."""
+class SpawnedProcess:
+    """A process with the exit of an interpreter. The process that runs it unpickles it, and calls its method."""
 
-    def __init__(self, beginning: None, process: BaseProcess) -> None:
+    def __init__(self, process: BaseProcess) -> None:
         self._process: Any = process
 
     def _bootstrap(self, parent_sentinel: int) -> int:
@@ -120,4 +105,4 @@ class _Forked:
 
 
 if SETTINGS in os.environ:
-    _prepare_server(**json.loads(os.environ.pop(SETTINGS)))
+    _prepare_server(*json.loads(os.environ.pop(SETTINGS)))

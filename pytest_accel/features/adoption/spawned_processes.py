@@ -40,6 +40,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.features.adoption import spawn_server
 from pytest_accel.features.adoption.suite_adoption import may_adopt
+from pytest_accel.forkserver.preload import TORCH_MODULES
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.pool_messages import PoolError
@@ -61,12 +62,13 @@ class Spawning:
 
     def __init__(self, config: pytest.Config, session: AccelSession | None) -> None:
         """`session` is None in a rank. There the test has its devices and time limit."""
-        self._config, self._session = config, session
+        self._session = session
+        self._settings = options.settings(config) if session is None else session.settings
         self._pid = os.getpid()
         self._servers: dict[object, _Server] = {}
         """By the settings that a new interpreter reads before it could get them from the process that starts it."""
-        self._broken = False
-        """True if a server could not be started."""
+        self._broken: EOFError | None = None
+        """The error if a server has ended, as it does if it must not be forked."""
         self._running: list[_Popen] = []
         self._limit: _TimeLimit | None = None
         """The limit of the running phase."""
@@ -83,17 +85,7 @@ class Spawning:
         with self._phase(item):
             return (yield)
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        __tracebackhide__ = True
-        with self._phase(item):
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        __tracebackhide__ = True
-        with self._phase(item):
-            return (yield)
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
     @pytest.hookimpl
     def pytest_unconfigure(self) -> None:
@@ -110,7 +102,7 @@ class Spawning:
             return
         original = context.SpawnProcess._Popen
         start = staticmethod(partial(self._start, original))
-        limit = self._limit = _TimeLimit(options.settings(self._config).timeout, self._running)
+        limit = self._limit = _TimeLimit(self._settings.timeout, self._running)
         try:
             with mock.patch.object(context.SpawnProcess, "_Popen", start), self._leasing(item):
                 try:
@@ -134,14 +126,14 @@ class Spawning:
         if os.getpid() != self._pid:
             return original(process)
         try:
-            if self._broken:
-                raise EOFError
+            if self._broken is not None:
+                raise self._broken
             popen = _Popen(process, self._server())
-        except (OSError, EOFError):
-            self._broken = True
+        except EOFError as error:
+            self._broken = error
             self._others["no process to fork them from; see what the first such test wrote (-rP)"] += 1
             return original(process)
-        except _TooManyDescriptorsError as error:
+        except (OSError, ValueError) as error:  # "too many fds": the arguments have hundreds of shared tensors.
             self._others[str(error)] += 1
             return original(process)
         self._running.append(popen)
@@ -153,9 +145,9 @@ class Spawning:
         early = {name: value for name, value in os.environ.items() if name in READ_AT_IMPORT or name[:6] == "PYTHON"}
         settings = "torch" in sys.modules, spawn.get_executable(), *sorted(early.items())
         if settings not in self._servers:
-            preload = options.settings(self._config).preload
-            torch = "torch" in sys.modules and preload != "none"
-            self._servers[settings] = _Server(() if preload == "none" else preload, torch=torch)
+            preload = self._settings.preload
+            modules = () if preload == "none" else (*preload, *(TORCH_MODULES if "torch" in sys.modules else ()))
+            self._servers[settings] = _Server(modules)
         return self._servers[settings]
 
     @contextmanager
@@ -168,10 +160,10 @@ class Spawning:
         original = module.start_processes
 
         @wraps(original)
-        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any) -> Any:
+        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             with self._leased(item, nprocs):
-                started = original(fn, args, nprocs, *more, **options)
+                started = original(fn, args, nprocs, *more, **named)
                 self._users += getattr(started, "processes", ())
             return started
 
@@ -220,9 +212,9 @@ class Spawning:
 class _Server(forkserver.ForkServer):
     """A fork server of the standard library, with the modules that processes need."""
 
-    def __init__(self, modules: tuple[str, ...], *, torch: bool) -> None:
+    def __init__(self, modules: tuple[str, ...]) -> None:
         super().__init__()
-        self._settings = json.dumps({"path": sys.path, "modules": modules, "torch": torch})
+        self._settings = json.dumps([sys.path, modules])
         self.set_forkserver_preload([spawn_server.__name__])
 
     def ensure_running(self) -> None:
@@ -232,14 +224,9 @@ class _Server(forkserver.ForkServer):
                 os.environ.pop(name, None)
             super().ensure_running()
 
-
     def stop(self) -> None:
         """Kill all processes that the server has forked, and wait for its end."""
         self._stop()  # type: ignore[attr-defined]
-
-
-class _TooManyDescriptorsError(Exception):
-    """The arguments of a process have more file descriptors than the server takes."""
 
 
 class _Popen(popen_forkserver.Popen):
@@ -258,15 +245,14 @@ class _Popen(popen_forkserver.Popen):
         buffer = io.BytesIO()
         context.set_spawning_popen(self)
         try:
-            reduction.dump(data, buffer)
-            reduction.dump(spawn_server.SpawnedProcess(process_obj, self.stacks), buffer)
+            reduction.dump(spawn_server.Beginning(data, self.stacks), buffer)
+            reduction.dump(spawn_server.SpawnedProcess(process_obj), buffer)
         finally:
             context.set_spawning_popen(None)
-        if len(self._fds) + 4 >= forkserver.MAXFDS_TO_SEND:
-            raise _TooManyDescriptorsError("their arguments have too many file descriptors, such as shared tensors")
         self.sentinel, write = self._server.connect_to_new_process(self._fds)
         # The process learns by this descriptor that its parent has exited.
-        self.finalizer = util.Finalize(self, _close, (os.dup(write), self.sentinel, self.stacks))
+        open_ones = os.dup(write), self.sentinel, self.stacks
+        self.finalizer = util.Finalize(self, util.close_fds, open_ones)  # type: ignore[attr-defined]
         with open(write, "wb") as file:
             file.write(buffer.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
@@ -313,11 +299,6 @@ class _TimeLimit:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             for popen in running.values():
                 kill_tree(popen.pid)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _is_running(popen: _Popen) -> bool:
