@@ -340,7 +340,8 @@ def shares_tensors(how):
 
     context = mp.get_context("spawn")
     tensor, results = torch.zeros(2).share_memory_(), context.JoinableQueue()
-    processes = [context.Process(target=of_tensors, args=(rank, how, tensor, results)) for rank in range(2)]
+    arguments = how, tensor, results
+    processes = [context.Process(target=of_tensors, args=(rank, *arguments), daemon=True) for rank in range(2)]
     for process in processes:
         process.start()
     total = sum(results.get(timeout=60 if how == "pass" else 1).item() for process in processes)
@@ -704,6 +705,36 @@ def test_newer_harnesses_of_torch_have_their_verdicts(suite: BackgroundSuite) ->
         assert run.result(f"{name}::test_1_threads") == "PASSED"
         assert run.result(f"{name}::test_2_fails") == "FAILED"
     assert run.result("TestThreadedOnDevices::test_3_leased") == "PASSED"
+
+
+def test_coverage_measures_spawned_processes(suite: BackgroundSuite) -> None:
+    coverage = pytest.importorskip("coverage")
+    suite.write("pytest.ini", INI)
+    suite.write(".coveragerc", "[run]\nparallel = true\n")
+    suite.write("called.py", "def called():\n    return 1\n")
+    suite.write(
+        "test_covered.py",
+        """
+        import multiprocessing
+
+        from called import called
+
+
+        def test_called():
+            process = multiprocessing.get_context("spawn").Process(target=called)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+        """,
+    )
+    settings = {"COVERAGE_PROCESS_START": str(suite.path / ".coveragerc")}
+    suite.start(environment=settings).finish().expect({"test_called": "PASSED"})
+    lines: set[int] = set()
+    for path in suite.path.glob(".coverage.*"):
+        data = coverage.CoverageData(path)
+        data.read()
+        lines |= set(data.lines(str(suite.path / "called.py")) or ())
+    assert 2 in lines, "only the spawned process calls the function"
 
 
 def test_a_killed_session_leaves_no_process(suite: BackgroundSuite) -> None:
