@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -586,9 +587,9 @@ def test_processes_that_hang_are_killed_and_their_stacks_shown(suite: Background
 
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.long)])
 def test_processes_have_what_a_new_interpreter_would_have(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
-    suite.write(
-        "pytest.ini", INI + "accel_rules =\n    **::test_in_a_rank: devices(3)\n    **::*_by_rule: accel_adopt(False)\n"
-    )
+    preload = "accel_preload = numpy.random\n" if find_spec("numpy") else ""
+    rules = "accel_rules =\n    **::test_in_a_rank: devices(3)\n    **::*_by_rule: accel_adopt(False)\n"
+    suite.write("pytest.ini", INI + preload + rules)
     suite.write("test_devices.py", DEVICES)
     run = suite.run(*options)
     assert set(run.outcomes().values()) == {"PASSED"}, run.text
