@@ -514,6 +514,21 @@ DEVICES = """
         assert threads == 1 and parent != os.getpid()
 
 
+    def show_many(rank, folder, connections):
+        show(rank, folder)
+
+
+    def test_more_descriptors_than_the_server_takes(shown, tmp_path):
+        context = mp.get_context("spawn")
+        connections = [one for _ in range(130) for one in context.Pipe()]
+        process = context.Process(target=show_many, args=(0, str(tmp_path), connections))
+        process.start()
+        process.join()
+        assert shown()[0][1] == os.getpid() and process.exitcode == 0
+        for connection in connections:
+            connection.close()
+
+
     def draw(rank, results):
         import random
 
@@ -593,6 +608,7 @@ def test_processes_have_what_a_new_interpreter_would_have(suite: BackgroundSuite
     suite.write("test_devices.py", DEVICES)
     run = suite.run(*options)
     assert set(run.outcomes().values()) == {"PASSED"}, run.text
+    assert "accel_adopt: multiprocessing itself has started 1 processes: too many fds" in run.text
 
 
 def test_without_a_server_multiprocessing_starts_the_processes(suite: BackgroundSuite) -> None:
