@@ -79,7 +79,7 @@ def of_environment(rank, how, environment):
     work(rank, how)
 
 
-def passes_an_environment(how):
+def sends_an_environment(how):
     os.environ["FROM_TEST"] = "1"
     assert "RANK" not in os.environ
     processes = []
@@ -380,7 +380,7 @@ def makes_a_group(how):
 
 
 EACH = [
-    joins_and_checks, joins_with_a_timeout, drops_failures, passes_an_environment, collects_errors_in_a_queue,
+    joins_and_checks, joins_with_a_timeout, drops_failures, sends_an_environment, collects_errors_in_a_queue,
     decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
     leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
     does_not_join, shares_tensors, makes_a_group,
