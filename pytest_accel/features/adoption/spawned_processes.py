@@ -67,7 +67,7 @@ class Spawning:
         self._pid = os.getpid()
         self._servers: dict[object, _Server] = {}
         """By the settings that a new interpreter reads before it could get them from the process that starts it."""
-        self._broken: EOFError | None = None
+        self._broken: Exception | None = None
         """The error if a server has ended, as it does if it must not be forked."""
         self._running: list[_Popen] = []
         self._limit: _TimeLimit | None = None
@@ -129,7 +129,7 @@ class Spawning:
             if self._broken is not None:
                 raise self._broken
             popen = _Popen(process, self._server())
-        except EOFError as error:
+        except (EOFError, ConnectionError) as error:
             self._broken = error
             self._others["no process to fork them from; see what the first such test wrote (-rP)"] += 1
             return original(process)
