@@ -77,6 +77,7 @@ def main() -> int:
         "first": first.figures,
         "files": files.figures,
         "adoption": adoption.figures,
+        "spawn": adoption.spawn_figures,
         "unused": unused.figures,
         "startup": startup.figures,
         "discovery": discovery.figures,

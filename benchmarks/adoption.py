@@ -1,4 +1,4 @@
-"""Time of a class of torch's ``MultiProcessTestCase``, adopted by the plugin and without the plugin."""
+"""Times of tests that start their processes, adopted by the plugin and without the plugin."""
 
 from __future__ import annotations
 
@@ -8,25 +8,37 @@ from pathlib import Path
 from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, SessionTimes, interleaved, middle, session
 
-_SPEEDUP = 50
+_CLASS_SPEEDUP = 50
 """The target: how many times faster the adopted class is."""
+_SPAWN_SPEEDUP = 10
+"""The target for spawned processes. One process imports torch in both cases, and the others only without adoption."""
 
 
 def _seconds(run: SessionTimes) -> float:
-    """Return the seconds from the class's first test, with the start of its world, to its last."""
+    """Return the seconds from the suite's first test, with the start of its processes, to its last."""
     return run.ends[-1] - run.begins[0]
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return the seconds for the class. It runs only once without the plugin, where each test takes seconds."""
+    """Return the seconds for a class of torch's ``MultiProcessTestCase``."""
     name = f"{effort.few} tests of MultiProcessTestCase"
     if importlib.util.find_spec("expecttest") is None:
         return [Figure(name, float("nan"), "s", note="not run: needs expecttest")]
-    head, body = suites.PROCESSES
+    return _compare(folder, effort, name, suites.PROCESSES, "torch", _CLASS_SPEEDUP)
+
+
+def spawn_figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Return the seconds for tests that call ``torch.multiprocessing.spawn``."""
+    return _compare(folder, effort, f"{effort.few} tests of mp.spawn", suites.SPAWNING, "spawn", _SPAWN_SPEEDUP)
+
+
+def _compare(folder: Path, effort: Effort, name: str, texts: tuple[str, str], adopt: str, speedup: int) -> list[Figure]:
+    """Run a suite with the head and the test `texts`; only once without the plugin, where each test takes seconds."""
+    head, body = texts
     suite = suites.write(folder / "adopted", body, effort.few, head=head)
     (without,) = interleaved({"without": lambda: session(suite, [*PLUGINS, *WITHOUT])}, 1)["without"]
-    adopt = ["-o", "accel_adopt=torch"]
-    adopted = interleaved({"adopted": lambda: session(suite, [*PLUGINS, *WITH, *adopt])}, effort.runs)["adopted"]
+    options = [*PLUGINS, *WITH, "-o", f"accel_adopt={adopt}"]
+    adopted = interleaved({"adopted": lambda: session(suite, options)}, effort.runs)["adopted"]
     values = tuple(_seconds(run) for run in adopted)
     theirs = _seconds(without)
     return [
@@ -35,8 +47,8 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             f"{name}, adopted",
             middle(values),
             "s",
-            theirs / _SPEEDUP,
-            f"1/{_SPEEDUP} of theirs",
+            theirs / speedup,
+            f"1/{speedup} of theirs",
             values,
             max(run.others for run in adopted),
             f"{theirs / middle(values):.0f} times faster",

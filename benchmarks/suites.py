@@ -154,6 +154,34 @@ class TestAllReduce(MultiProcessTestCase):
 """,
 )
 
+# Head and test of a suite that spawns two ranks in each test.
+SPAWNING = (
+    """import socket
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def all_reduce(rank, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    values = torch.full((4,), rank + 1.0)
+    dist.all_reduce(values)
+    assert values[0].item() == 3
+    dist.destroy_process_group()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+""",
+    """
+
+def test_{number}():
+    mp.spawn(all_reduce, args=(free_port(),), nprocs=2)
+""",
+)
+
 _SCRIPT = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

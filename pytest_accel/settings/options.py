@@ -256,7 +256,10 @@ def add_options(parser: pytest.Parser) -> None:
     # These describe the suite rather than one session, so they can only be set in the ini file.
     rules = "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)"
     parser.addini(RULES, rules, type="linelist", default=[])
-    harness = "the harness whose tests run in warm worlds as they are: torch (its MultiProcessTestCase)"
+    harness = (
+        "what runs in processes that have imported torch, without changes: torch (tests of its MultiProcessTestCase), "
+        "spawn (processes that tests spawn), or both"
+    )
     parser.addini(ADOPT, harness, type="string", default="")
 
 

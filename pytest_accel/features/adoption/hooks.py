@@ -1,4 +1,4 @@
-"""Calls of the kernel: adds marks to collected tests, and runs tests of torch's harness in ranks."""
+"""Calls of the kernel: adds marks to tests, runs those of torch's harness in ranks, and starts spawned processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _PLUGIN = "accel-adoption"
 def pytest_accel_configure(session: AccelSession) -> None:
     adoption = Adoption(session.config, lambda: len(session.machine.session.devices))
     session.config.pluginmanager.register(adoption, _PLUGIN)
+    if adoption.spawn:
+        _adopt_spawn(session.config, session)
 
 
 def pytest_accel_configure_rank(config: pytest.Config) -> None:
@@ -29,6 +31,14 @@ def pytest_accel_configure_rank(config: pytest.Config) -> None:
         from pytest_accel.features.adoption.torch_harness import HarnessInRank
 
         config.pluginmanager.register(HarnessInRank(config.stash[RANK]))
+    if adoption.spawn:
+        _adopt_spawn(config, None)
+
+
+def _adopt_spawn(config: pytest.Config, session: AccelSession | None) -> None:
+    from pytest_accel.features.adoption.spawned_processes import Spawning
+
+    config.pluginmanager.register(Spawning(config, session))
 
 
 def pytest_accel_marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pytest_accel.core import marks
+from pytest_accel.settings.options import ADOPT
 
 
 class Rule(NamedTuple):
@@ -40,7 +41,10 @@ def parse(line: str) -> Rule:
     try:
         call = ast.parse(text, mode="eval").body
         call = call if isinstance(call, ast.Call) else ast.Call(call, [], [])
-        if (name := ast.unparse(call.func)) not in ("devices", "distributed"):
+        name = ast.unparse(call.func)
+        if name == ADOPT and ast.unparse(call) == f"{ADOPT}(False)":
+            return Rule(line, pattern.removesuffix("/"), getattr(pytest.mark, ADOPT)(False))
+        if name not in ("devices", "distributed"):
             raise ValueError(name)
         named: dict[Any, Any] = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         decorator: pytest.MarkDecorator = getattr(pytest.mark, name)
@@ -49,6 +53,9 @@ def parse(line: str) -> Rule:
     except marks.MarkError as error:
         raise ValueError(f"{line!r}: {error}") from None
     except (SyntaxError, ValueError, TypeError):
-        form = "PATTERN: devices(...) or PATTERN: distributed(...), with a space after the colon and literal arguments"
+        form = (
+            f"PATTERN: devices(...), PATTERN: distributed(...) or PATTERN: {ADOPT}(False), with a space after the "
+            "colon and literal arguments"
+        )
         raise ValueError(f"{line!r}: must be {form}") from None
     return Rule(line, pattern.removesuffix("/"), decorator.with_args(**marks.as_keywords(mark).kwargs))

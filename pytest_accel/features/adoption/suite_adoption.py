@@ -33,9 +33,11 @@ class Adoption:
             self._rules = [marker_rules.parse(line) for line in config.getini(RULES)]
         except ValueError as error:
             raise pytest.UsageError(f"ini option {RULES}: {error}") from None
-        self.harness = config.getini(ADOPT).strip()
-        if self.harness not in ("", "torch"):
-            raise pytest.UsageError(f"ini option {ADOPT}: must be torch or empty, got {self.harness!r}")
+        adopted = config.getini(ADOPT)
+        if set(adopted.split()) - {"torch", "spawn"}:
+            raise pytest.UsageError(f"ini option {ADOPT}: must be torch, spawn, both or empty, got {adopted!r}")
+        self.harness, self.spawn = "torch" in adopted.split(), "spawn" in adopted.split()
+        config.addinivalue_line("markers", f"{ADOPT}(False): run the test as without {ADOPT} in the ini file.")
         self._config, self._owners, self._capacity = config, config.stash[OWNERS], capacity
         self._unmatched = dict.fromkeys(rule.line for rule in self._rules)
         for rule in self._rules:
@@ -46,7 +48,7 @@ class Adoption:
         marks = {"distributed"} if self.harness and _HARNESS_IMPORT.search(text) else set()
         if path.is_relative_to(self._config.rootpath):
             file = path.relative_to(self._config.rootpath).as_posix()
-            marks |= {rule.mark.name for rule in self._rules if rule.may_match_in(file)}
+            marks |= {rule.mark.name for rule in self._rules if rule.mark.name != ADOPT and rule.may_match_in(file)}
         return marks
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -56,7 +58,7 @@ class Adoption:
         for node in report.result or ():
             if isinstance(node, pytest.Item):
                 self._apply_rules(node)
-                if self.harness and harness_of(node) is not None:
+                if self.harness and may_adopt(node) and harness_of(node) is not None:
                     self._adopt(node)
         return report
 
@@ -92,6 +94,12 @@ class Adoption:
         if self._capacity is not None and not session.testsfailed and _collects_all(self._config):
             for line in self._unmatched:
                 warn(f"{line}: no test matches")
+
+
+def may_adopt(item: pytest.Item) -> bool:
+    """Return False if a mark or a rule says that the test is to run as without adoption."""
+    mark = item.get_closest_marker(ADOPT)
+    return mark is None or mark.args != (False,)
 
 
 def harness_of(item: pytest.Item) -> Any:

@@ -52,11 +52,12 @@ def test_patterns_match_a_test_and_what_contains_it(suite: Suite) -> None:
 def test_an_invalid_setting_is_a_usage_error_before_collection(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass")
     for setting, message in {
-        "accel_rules=*:devices(1)": "'*:devices(1)': must be PATTERN: devices(...) or PATTERN: distributed(...)",
+        "accel_rules=*:devices(1)": "'*:devices(1)': must be PATTERN: devices(...), PATTERN: distributed(...) or",
+        "accel_rules=*: accel_adopt(True)": "or PATTERN: accel_adopt(False)",
         "accel_rules=*: devices(**{'n': 1})": "and literal arguments",
         "accel_rules=*: distributed(0)": 'world_size must be an int >= 1, "all" or a non-empty list of them, got 0',
         "accel_rules=*: devices(size=2)": "there is no argument size, allowed are n, at_least, kind",
-        "accel_adopt=jax": "must be torch or empty, got 'jax'",
+        "accel_adopt=jax": "must be torch, spawn, both or empty, got 'jax'",
     }.items():
         run = suite.run("-o", setting)
         assert run.ret == pytest.ExitCode.USAGE_ERROR

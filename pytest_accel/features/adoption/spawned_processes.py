@@ -1,0 +1,310 @@
+"""Spawned processes of tests, forked from a process that has imported torch: ``accel_adopt = spawn``.
+
+A new interpreter that imports torch takes seconds, a fork milliseconds. While a test runs, processes of
+multiprocessing's start method ``spawn`` are started here. Only their start is replaced: what pickles their function,
+joins them and reports their end is the code of the standard library and of torch. So a function runs as in a new
+interpreter, whether `torch.multiprocessing.spawn`, a list of processes, a pool or a manager has started it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+
+from pytest_accel.compat.torch_variables import READ_AT_IMPORT
+from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.interpreter import COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE
+from pytest_accel.core.kill import kill_tree
+from pytest_accel.core.kinds import KINDS
+from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.terminal_lines import warn
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.diagnostics.python_stacks import take_stacks
+from pytest_accel.features.adoption import spawn_server
+from pytest_accel.features.adoption.suite_adoption import may_adopt
+from pytest_accel.forkserver.preload import TORCH_MODULES
+from pytest_accel.leases.shared_folder import PlaceError
+from pytest_accel.settings import options
+from pytest_accel.verdict import remote_exceptions
+
+if TYPE_CHECKING:
+    from pytest_accel.session import AccelSession
+
+_SPAWN = "torch.multiprocessing.spawn"
+"""Name of the module; torch has a function of the same name in its place."""
+
+_BOTTOM = re.compile(r'^ *File ".*multiprocessing.process\.py", line \d+ in run$', re.MULTILINE)
+"""The frame by which multiprocessing calls the function of a process."""
+
+
+class Spawning:
+    """Pytest plugin that starts spawned processes of tests in this process, and leases the devices of torch's ranks."""
+
+    def __init__(self, config: pytest.Config, session: AccelSession | None) -> None:
+        """`session` is None in a rank. There the test has its devices and time limit."""
+        self._session = session
+        self._settings = options.settings(config) if session is None else session.settings
+        self._pid = os.getpid()
+        self._servers: dict[object, _Server] = {}
+        """By the settings that a new interpreter reads before it could get them from the process that starts it."""
+        self._broken: Exception | None = None
+        """The error if a server has ended, as it does if it must not be forked."""
+        self._running: list[_Popen] = []
+        self._limit: _TimeLimit | None = None
+        """The limit of the running phase."""
+        self._lease: tuple[int, tuple[Device, ...]] | None = None
+        """Number and devices of the lease."""
+        self._users: list[BaseProcess] = []
+        """The processes that use the lease after the call that has started them."""
+        self._others: Counter[str] = Counter()
+        """Numbers of processes that multiprocessing itself has started, by reason."""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        with self._phase(item):
+            return (yield)
+
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+    @pytest.hookimpl
+    def pytest_unconfigure(self) -> None:
+        if os.getpid() == self._pid:
+            for server in self._servers.values():
+                server.stop()
+
+    @contextmanager
+    def _phase(self, item: pytest.Item) -> Iterator[None]:
+        """Start the processes of a phase of `item`, and limit its time from the first of them on."""
+        __tracebackhide__ = True
+        if not may_adopt(item) or MARKED in item.stash or os.getpid() != self._pid:
+            yield
+            return
+        original = context.SpawnProcess._Popen
+        start = staticmethod(partial(self._start, original))
+        limit = self._limit = _TimeLimit(self._settings.timeout, self._running)
+        try:
+            with mock.patch.object(context.SpawnProcess, "_Popen", start), self._leasing(item):
+                try:
+                    yield
+                finally:
+                    limit.end()
+        except KeyboardInterrupt:
+            if limit.report is None:
+                raise
+            raise pytest.fail.Exception(limit.report, pytrace=False) from None
+        finally:
+            if os.getpid() == self._pid:
+                self._running[:] = filter(_is_running, self._running)
+                self._give_back()
+                for reason, count in self._others.items():
+                    warn(f"accel_adopt: multiprocessing itself has started {count} processes: {reason}")
+                self._others.clear()
+
+    def _start(self, original: Callable[[BaseProcess], Any], process: BaseProcess) -> Any:
+        """Start `process`, and return its `Popen`; leave that to `original` if it cannot be forked."""
+        if os.getpid() != self._pid:
+            return original(process)
+        try:
+            if self._broken is not None:
+                raise self._broken
+            popen = _Popen(process, self._server())
+        except (EOFError, ConnectionError) as error:
+            self._broken = error
+            self._others["no process to fork them from; see what the first such test wrote (-rP)"] += 1
+            return original(process)
+        except (OSError, ValueError) as error:  # "too many fds": the arguments have hundreds of shared tensors.
+            self._others[str(error)] += 1
+            return original(process)
+        self._running.append(popen)
+        if self._session is not None and self._limit is not None:
+            self._limit.begin()
+        return popen
+
+    def _server(self) -> _Server:
+        early = {name: value for name, value in os.environ.items() if name in READ_AT_IMPORT or name[:6] == "PYTHON"}
+        settings = "torch" in sys.modules, spawn.get_executable(), *sorted(early.items())
+        if settings not in self._servers:
+            preload = self._settings.preload
+            modules = () if preload == "none" else (*preload, *(TORCH_MODULES if "torch" in sys.modules else ()))
+            self._servers[settings] = _Server(modules)
+        return self._servers[settings]
+
+    @contextmanager
+    def _leasing(self, item: pytest.Item) -> Iterator[None]:
+        """Lease devices for each call of torch's functions that start a number of processes."""
+        module: Any = sys.modules.get(_SPAWN)
+        if self._session is None or module is None:
+            yield
+            return
+        original = module.start_processes
+
+        @wraps(original)
+        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            with self._leased(item, nprocs):
+                started = original(fn, args, nprocs, *more, **named)
+                self._users += getattr(started, "processes", ())
+            return started
+
+        with ExitStack() as stack:
+            for owner in (module, sys.modules["torch.multiprocessing"]):
+                stack.enter_context(mock.patch.object(owner, "start_processes", start_processes))
+            yield
+
+    @contextmanager
+    def _leased(self, item: pytest.Item, count: int) -> Iterator[None]:
+        """Lease `count` devices, or all if there are fewer, and set the mask for processes started in the block."""
+        session, kind = self._session, None if self._session is None else self._session.machine.session_kind
+        if session is None or kind in (None, "none", "cpu") or session.machine.is_cluster or _has_initialised(kind):
+            yield
+            return
+        # A second lease beside the first could make two tests wait for each other.
+        if self._lease is None and (count := min(count, len(session.machine.session.devices))):
+            session.give_back_world()
+            key = WorldKey(kind, DeviceNeed(count, kind=kind), 0, grouped=False)
+            try:
+                spec = session.pool_client.acquire(key, item.nodeid, session.settings.wait).spec
+            except PlaceError as error:
+                raise remote_exceptions.not_run(str(error)) from None
+            self._lease = spec.world, spec.devices
+        try:
+            with mock.patch.dict(os.environ):
+                if self._lease is not None:
+                    for name, value in session.machine.vendor(kind).mask(self._lease[1], os.environ).items():
+                        os.environ.pop(name, None)
+                        if value is not None:
+                            os.environ[name] = value
+                yield
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back the lease if no process uses it any more."""
+        self._users[:] = [process for process in self._users if process.is_alive()]
+        if self._session is not None and self._lease is not None and not self._users and os.getpid() == self._pid:
+            number, _ = self._lease
+            self._lease = None
+            self._session.pool_client.give_back(number, None, frozenset(), retire=False)
+
+
+class _Server(forkserver.ForkServer):
+    """A fork server of the standard library, with the modules that processes need."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        super().__init__()
+        self._settings = json.dumps([sys.path, modules])
+        self.set_forkserver_preload([spawn_server.__name__])
+
+    def ensure_running(self) -> None:
+        """Start the server if it does not run. Coverage measures the processes, and not the server."""
+        with mock.patch.dict(os.environ, {spawn_server.SETTINGS: self._settings}):
+            for name in (COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE):
+                os.environ.pop(name, None)
+            super().ensure_running()
+
+    def stop(self) -> None:
+        """Kill all processes that the server has forked, and wait for its end."""
+        self._stop()  # type: ignore[attr-defined]
+
+
+class _Popen(popen_forkserver.Popen):
+    """A process forked by `server`. Differs from the base class in the server, and in what is pickled."""
+
+    def __init__(self, process: BaseProcess, server: _Server) -> None:
+        self._server = server
+        self.name = process.name
+        self._fds: list[int]
+        self.stacks, path = tempfile.mkstemp()
+        os.unlink(path)
+        super().__init__(process)
+
+    def _launch(self, process_obj: BaseProcess) -> None:
+        data = spawn.get_preparation_data(process_obj.name)
+        buffer = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(spawn_server.Beginning(data, self.stacks), buffer)
+            reduction.dump(spawn_server.SpawnedProcess(process_obj), buffer)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, write = self._server.connect_to_new_process(self._fds)
+        # The process learns by this descriptor that its parent has exited.
+        open_ones = os.dup(write), self.sentinel, self.stacks
+        self.finalizer = util.Finalize(self, util.close_fds, open_ones)  # type: ignore[attr-defined]
+        with open(write, "wb") as file:
+            file.write(buffer.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _TimeLimit:
+    """The time limit of one phase, which begins with the first process. Interrupts the main thread once."""
+
+    def __init__(self, seconds: float, running: list[_Popen]) -> None:
+        self._seconds, self._running = seconds, running
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        """Held to end the phase, and to interrupt it."""
+        self._over = False
+        self.report: str | None = None
+        """The stacks of all processes, once the time is over."""
+
+    def begin(self) -> None:
+        """Start the time, if it has not been started."""
+        if self._timer is None and threading.current_thread() is threading.main_thread():
+            self._timer = threading.Timer(self._seconds, self._interrupt)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        """End the time. Raise KeyboardInterrupt if it was over before."""
+        with self._lock:
+            self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            running = dict(enumerate(filter(_is_running, self._running)))
+            paths = {number: f"/dev/fd/{popen.stacks}" for number, popen in running.items()}
+            stacks = take_stacks({number: popen.pid for number, popen in running.items()}, paths, STACK_SIGNAL)
+            lines = [f"timed out after {self._seconds:g} s (--accel-timeout); its spawned processes were killed"]
+            for number, popen in running.items():
+                stack = _BOTTOM.split(stacks.get(number, "no answer"))[0].rstrip()
+                lines += [f"--- stack of {popen.name}, process {popen.pid} ---", stack]
+            self.report = "\n".join(lines)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            for popen in running.values():
+                kill_tree(popen.pid)
+
+
+def _is_running(popen: _Popen) -> bool:
+    """Return whether the process runs. Any thread may call this: it reads nothing that a join waits for."""
+    return popen.returncode is None and not wait([popen.sentinel], 0)
+
+
+def _has_initialised(kind: str) -> bool:
+    """Return whether this process uses devices of `kind`: it may share tensors, which name them by this mask."""
+    facts = KINDS.get(kind)  # None: another package defines the kind.
+    runtime = getattr(sys.modules.get("torch"), (facts and facts.hardware and facts.torch_type) or "", None)
+    return bool(getattr(runtime, "is_initialized", lambda: False)())

@@ -1,0 +1,782 @@
+"""Tests of ``accel_adopt = spawn``: spawned processes of tests are forked, and tests see no difference."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from tests.background_suite import BackgroundSuite, suite
+from tests.deadline import eventually
+
+__all__ = ["suite"]
+
+pytest.importorskip("torch")
+
+INI = """[pytest]
+accel = sim:4
+accel_adopt = spawn
+filterwarnings = error
+"""
+HARNESSES = """
+import functools
+import os
+import queue
+import signal
+import sys
+import traceback
+import unittest
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+def work(rank, how):
+    if how != "pass" and rank == 1:
+        if how == "fail":
+            raise ValueError("rank 1 fails")
+        if how == "exit":
+            sys.exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_all(target, *args, size=2, **more):
+    processes = [CONTEXT.Process(target=target, args=(rank, *args), **more) for rank in range(size)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+# Lists of processes
+
+def joins_and_checks(how):
+    for process in start_all(work, how):
+        process.join()
+        assert process.exitcode == 0
+
+
+def joins_with_a_timeout(how):
+    for process in start_all(work, how, daemon=True):
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+        assert not process.exitcode, f"exit {process.exitcode}"
+
+
+def drops_failures(how):
+    for process in start_all(work, how):
+        process.join()
+
+
+def of_environment(rank, how, environment):
+    os.environ.update(environment)
+    assert os.environ["RANK"] == str(rank) and os.environ["FROM_TEST"] == "1" and os.getcwd() == environment["PWD"]
+    work(rank, how)
+
+
+def sends_an_environment(how):
+    os.environ["FROM_TEST"] = "1"
+    assert "RANK" not in os.environ
+    processes = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "29500", "PWD": os.getcwd()}
+        processes.append(CONTEXT.Process(target=of_environment, args=(rank, how, environment)))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def of_queue(rank, how, results):
+    try:
+        work(rank, how)
+        results.put((rank, None))
+    except BaseException:
+        results.put((rank, traceback.format_exc()))
+        raise
+
+
+def collects_errors_in_a_queue(how):
+    results = CONTEXT.Queue()
+    processes = start_all(of_queue, how, results)
+    for process in processes:
+        process.join()
+    errors = dict(results.get(timeout=0.2) for process in processes)
+    assert errors == {0: None, 1: None}
+
+
+class DistCall:
+    def __init__(self, size):
+        self.size = size
+
+    def __call__(self, function):
+        name = function.__qualname__
+
+        @functools.wraps(function)
+        def call(*args):
+            results = CONTEXT.Queue()
+            processes = start_all(DistCall.run, name, args, results, size=self.size)
+            for process in processes:
+                process.join()
+                assert process.exitcode == 0, f"exit code {process.exitcode}"
+            assert all(results.get() for process in processes)
+
+        call.original = function
+        return call
+
+    @staticmethod
+    def run(rank, name, args, results):
+        globals()[name].original(rank, *args)
+        results.put(True)
+
+
+@DistCall(2)
+def decorated(rank, how):
+    work(rank, how)
+
+
+def of_barrier(rank, how, barrier, lock, count, values):
+    work(rank, how)
+    with lock:
+        count.value += 1
+        values[rank] = rank
+    barrier.wait(60 if how == "pass" else 0.3)
+
+
+def synchronizes(how):
+    barrier, lock, count, values = CONTEXT.Barrier(2), CONTEXT.Lock(), CONTEXT.Value("i", 0), CONTEXT.Array("d", 2)
+    processes = start_all(of_barrier, how, barrier, lock, count, values)
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert count.value == 2 and values[:] == [0, 1]
+
+
+def of_pipe(rank, how, pipe):
+    task = pipe.recv()
+    work(rank, how)
+    pipe.send(task + rank)
+
+
+def talks_over_pipes(how):
+    ends, processes = [], []
+    for rank in range(2):
+        here, there = CONTEXT.Pipe()
+        ends.append(here)
+        processes.append(CONTEXT.Process(target=of_pipe, args=(rank, how, there)))
+        processes[-1].start()
+        there.close()
+        here.send(10)
+    assert [end.recv() for end in ends] == [10, 11]
+
+
+def of_manager(rank, how, shared):
+    work(rank, how)
+    shared[rank] = os.getpid()
+
+
+def shares_a_manager(how):
+    with CONTEXT.Manager() as manager:
+        shared = manager.dict()
+        processes = start_all(of_manager, how, shared)
+        for process in processes:
+            process.join()
+        assert dict(shared) == {rank: process.pid for rank, process in enumerate(processes)}
+
+
+def of_pool(rank, how):
+    work(rank, how)
+    return rank
+
+
+def maps_in_an_executor(how):
+    with ProcessPoolExecutor(2, mp_context=CONTEXT) as executor:
+        assert list(executor.map(of_pool, range(2), [how] * 2)) == [0, 1]
+
+
+def of_nested(rank, how):
+    inner = multiprocessing.get_context("spawn").Process(target=work, args=(rank, how))
+    inner.start()
+    inner.join()
+    sys.exit(inner.exitcode and 1)
+
+
+def nests(how):
+    joins_and_checks_of(of_nested, how)
+
+
+def joins_and_checks_of(target, *args):
+    for process in start_all(target, *args):
+        process.join()
+        assert process.exitcode == 0
+
+
+@contextmanager
+def default_method():
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def of_default(rank, how, parent):
+    assert multiprocessing.get_start_method() == "spawn" and multiprocessing.parent_process().pid == parent
+    assert multiprocessing.current_process().name == f"rank {rank}" and __name__ == "test_harnesses"
+    assert sys.modules["__main__"].__name__ == "__mp_main__" or not hasattr(sys.modules["__main__"], "__file__")
+    work(rank, how)
+
+
+def sets_the_default_method(how):
+    with default_method():
+        processes = [
+            multiprocessing.Process(target=of_default, args=(rank, how, os.getpid()), name=f"rank {rank}")
+            for rank in range(2)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0]
+
+
+def of_exit(rank, how, path):
+    import atexit
+    import threading
+    import time
+
+    def write(line):
+        with open(path, "a") as file:
+            file.write(line)
+
+    go = threading.Event()
+    threading.Thread(target=lambda: (go.wait(), time.sleep(0.05), write("thread "))).start()
+    atexit.register(write, "exit ")
+    threading.Timer(0.05, go.set).start()
+    work(rank, how)
+
+
+def leaves_in_order(how):
+    path = f"left by {how}"
+    joins_and_checks_of(of_exit, how, path)
+    with open(path) as file:
+        assert sorted(file.read().split()) == ["exit", "exit", "thread", "thread"]
+
+
+class ProcessCase(unittest.TestCase):
+    def test_case(self):
+        drops_failures("fail")
+        with self.assertRaises(AssertionError):
+            joins_and_checks("exit")
+
+
+# torch.multiprocessing
+
+def function_of_world(rank, size, port, how, extra=0):
+    assert size == 2 and port and extra == 1
+    work(rank, how)
+
+
+def spawns_a_partial(how):
+    import torch.multiprocessing as mp
+
+    mp.spawn(functools.partial(function_of_world, size=2, port=29500, how=how, extra=1), nprocs=2)
+
+
+def of_spawn(rank, world_size, file, how):
+    assert world_size == 2
+    work(rank, how)
+    open(f"{file}.{rank}", "w").close()
+
+
+def spawns_for_all_sizes(how):
+    import torch.multiprocessing as mp
+
+    mp.spawn(of_spawn, args=(2, f"all {how}", how), nprocs=2, join=True)
+    assert all(os.path.exists(f"all {how}.{rank}") for rank in range(2))
+
+
+def of_launcher(rank, function, how, results):
+    value = function(rank, how)
+    if rank == 0:
+        results.put(value)
+
+
+def launches_with_start_processes(how):
+    import torch.multiprocessing as mp
+
+    results = mp.get_context("spawn").SimpleQueue()
+    mp.start_processes(of_launcher, args=(of_pool, how, results), nprocs=2, start_method="spawn")
+    assert results.get() == 0
+
+
+def forks_with_start_processes(how):
+    import torch.multiprocessing as mp
+
+    mp.start_processes(work, args=(how,), nprocs=2, start_method="fork")
+
+
+def does_not_join(how):
+    import torch.multiprocessing as mp
+
+    context = mp.spawn(work, args=(how,), nprocs=2, join=False)
+    while not context.join(timeout=60):
+        pass
+
+
+def of_tensors(rank, how, tensor, results):
+    work(rank, how)
+    tensor[rank] += rank + 1
+    results.put(tensor[rank : rank + 1])
+    results.join()
+
+
+def shares_tensors(how):
+    import torch
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    tensor, results = torch.zeros(2).share_memory_(), context.JoinableQueue()
+    arguments = how, tensor, results
+    processes = [context.Process(target=of_tensors, args=(rank, *arguments), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    total = sum(results.get(timeout=60 if how == "pass" else 1).item() for process in processes)
+    for process in processes:
+        results.task_done()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert total == 3 and tensor.tolist() == [1, 2]
+
+
+def of_group(rank, how, port):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    work(rank, how)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    dist.destroy_process_group()
+
+
+def free_port():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def makes_a_group(how):
+    import torch.multiprocessing as mp
+
+    mp.spawn(of_group, args=(how, free_port()), nprocs=2)
+
+
+EACH = [
+    joins_and_checks, joins_with_a_timeout, drops_failures, sends_an_environment, collects_errors_in_a_queue,
+    decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
+    leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
+    does_not_join, shares_tensors, makes_a_group,
+]
+
+
+@pytest.mark.parametrize("how", ["pass", "fail", "exit", "kill"])
+@pytest.mark.parametrize("harness", EACH, ids=lambda harness: getattr(harness, "__name__", ""))
+def test_(harness, how, monkeypatch, tmp_path):
+    monkeypatch.setenv("FROM_TEST", "0")
+    monkeypatch.chdir(tmp_path)
+    harness(how)
+"""
+"""Harnesses in the styles of public projects, each with ranks that pass, and one rank that fails in three ways."""
+
+
+ENDS = ("pass", "fail", "exit", "kill")
+HANGS = """
+    import queue
+    import signal
+
+    import pytest
+    import torch.multiprocessing as mp
+
+
+    def first(rank):
+        signal.pause()
+
+
+    def second(rank):
+        if rank == 1:
+            first(rank)
+
+
+    def test_spawn():
+        mp.spawn(second, nprocs=2)
+
+
+    def test_two():
+        mp.spawn(first, nprocs=2)
+
+
+    def test_queue():
+        context = mp.get_context("spawn")
+        results = context.Queue()
+        context.Process(target=first, args=(0,)).start()
+        results.get()
+
+
+    @pytest.fixture(scope="module")
+    def server():
+        server = mp.get_context("spawn").Process(target=first, args=(0,), name="server")
+        server.start()
+        yield server
+        server.terminate()
+        server.join()
+        assert server.exitcode == -signal.SIGTERM
+
+
+    def test_1_with_a_server(server):
+        mp.spawn(print, nprocs=1)
+
+
+    def test_2_with_a_server(server):
+        assert server.is_alive()
+"""
+DEVICES = """
+    import json
+    import os
+    import sys
+
+    import pytest
+    import torch
+    import torch.multiprocessing as mp
+
+
+    def show(rank, folder):
+        with open(f"{folder}/{rank}", "w") as file:
+            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid(), torch.get_num_threads()], file)
+
+
+    @pytest.fixture
+    def shown(tmp_path):
+        def read():
+            return [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+
+        return read
+
+
+    @pytest.mark.parametrize("method", ["spawn", "fork"])
+    @pytest.mark.parametrize("size, devices", [(1, 1), (2, 2), (5, 4)])
+    def test_leased(size, devices, method, shown, tmp_path):
+        mp.start_processes(show, args=(str(tmp_path),), nprocs=size, start_method=method)
+        masks = {mask for mask, _, _ in shown()}
+        assert len(masks) == 1 and len(masks.pop().split(",")) == devices
+        assert "SIM_VISIBLE_DEVICES" not in os.environ
+
+
+    def test_not_joined(shown, tmp_path):
+        first = mp.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
+        second = mp.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
+        for context in (first, second):
+            while not context.join():
+                pass
+        assert {len(mask.split(",")) for mask, _, _ in shown()} == {2}
+
+
+    def test_in_a_rank(shown, tmp_path):
+        process = mp.get_context("spawn").Process(target=show, args=(0, str(tmp_path)))
+        process.start()
+        process.join()
+        ((mask, parent, _),) = shown()
+        assert len(mask.split(",")) == 3 and parent != os.getpid()
+
+
+    @pytest.mark.accel_adopt(False)
+    def test_marked(shown, tmp_path):
+        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
+        assert shown()[0][:2] == ["", os.getpid()]
+
+
+    def test_by_rule(shown, tmp_path):
+        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
+        assert shown()[0][:2] == ["", os.getpid()]
+
+
+    def test_a_variable_that_torch_reads_when_it_is_imported(shown, tmp_path, monkeypatch):
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
+        ((_, parent, threads),) = shown()
+        assert threads == 1 and parent != os.getpid()
+
+
+    def show_many(rank, folder, connections):
+        show(rank, folder)
+
+
+    def test_more_descriptors_than_the_server_takes(shown, tmp_path):
+        context = mp.get_context("spawn")
+        connections = [one for _ in range(130) for one in context.Pipe()]
+        process = context.Process(target=show_many, args=(0, str(tmp_path), connections))
+        process.start()
+        process.join()
+        assert shown()[0][1] == os.getpid() and process.exitcode == 0
+        for connection in connections:
+            connection.close()
+
+
+    def draw(rank, results):
+        import random
+
+        import numpy
+
+        results.put((random.random(), numpy.random.rand()))
+
+
+    def test_random_states():
+        pytest.importorskip("numpy")
+        results = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(draw, args=(results,), nprocs=2)
+        drawn = results.get(), results.get()
+        assert len({*drawn[0], *drawn[1]}) == 4
+
+
+    def write(rank):
+        print("of process", rank)
+        print("error of", rank, file=sys.stderr)
+
+
+    def test_output(capfd):
+        mp.spawn(write, nprocs=2)
+        output = capfd.readouterr()
+        assert sorted(output.out.split()) == ["0", "1", "of", "of", "process", "process"]
+        assert sorted(output.err.split()) == ["0", "1", "error", "error", "of", "of"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        pytest.param(("-n", "2", "-k", "pass or kill"), ("pass", "kill"), id="adopted"),
+        pytest.param(("--accel=cpu:2",), ENDS, id="adopted on cpu", marks=pytest.mark.long),
+        pytest.param(("-o", "accel_adopt="), ENDS, id="not adopted", marks=pytest.mark.long),
+    ],
+)
+def test_harnesses_have_their_verdicts(suite: BackgroundSuite, options: tuple[str, ...], ends: tuple[str, ...]) -> None:
+    suite.write("pytest.ini", INI)
+    (suite.path / "test_harnesses.py").write_text(HARNESSES)
+    run = suite.run(*options)
+    expected = {} if ends != ENDS else {"test_case": "PASSED"}
+    for harness in re.findall(r"\w+", HARNESSES.partition("EACH = [")[2].partition("]")[0]):
+        for end in ends:
+            passes = end == "pass" or harness == "drops_failures"
+            expected[f"test_[{harness}-{end}]"] = "PASSED" if passes else "FAILED"
+    run.expect(expected)
+    assert "process 1 terminated with signal SIGKILL" in run.failure("test_[spawns_a_partial-kill]")
+    assert "exit code -9" in run.failure("test_[decorated-kill]")
+    if ends != ENDS:
+        return
+    text = run.failure("test_[spawns_a_partial-fail]")
+    assert "ProcessRaisedException" in text
+    assert 'in work\nE           raise ValueError("rank 1 fails")' in text
+    assert "process 1 terminated with exit code 3" in run.failure("test_[spawns_a_partial-exit]")
+
+
+def test_processes_that_hang_are_killed_and_their_stacks_shown(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", INI + "accel_timeout = 4\n")
+    suite.write("test_hangs.py", HANGS)
+    run = suite.run()
+    passed = {"test_1_with_a_server": "PASSED", "test_2_with_a_server": "PASSED"}
+    run.expect({**dict.fromkeys(("test_spawn", "test_two", "test_queue"), "FAILED"), **passed})
+    text = run.failure("test_spawn")
+    assert "timed out after 4 s (--accel-timeout)" in text
+    assert text.count("--- stack of SpawnProcess-") == 1
+    assert re.search(r'test_hangs\.py", line \d+ in first\n.* in second\n.* in _wrap$', text, re.MULTILINE)
+    assert run.failure("test_two").count(" in first") == 2
+    assert run.failure("test_queue").count(" in first") == 1
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.long)])
+def test_processes_have_what_a_new_interpreter_would_have(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
+    preload = "accel_preload = numpy.random\n" if find_spec("numpy") else ""
+    rules = "accel_rules =\n    **::test_in_a_rank: devices(3)\n    **::*_by_rule: accel_adopt(False)\n"
+    suite.write("pytest.ini", INI + preload + rules)
+    suite.write("test_devices.py", DEVICES)
+    run = suite.run(*options)
+    assert set(run.outcomes().values()) == {"PASSED"}, run.text
+    assert "accel_adopt: multiprocessing itself has started 1 processes: too many fds" in run.text
+
+
+def test_without_a_server_multiprocessing_starts_the_processes(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", INI + "accel_preload = no_such_module\n")
+    suite.write(
+        "test_two.py",
+        """
+        import multiprocessing
+
+
+        def test_one():
+            processes = [multiprocessing.get_context("spawn").Process(target=print) for _ in range(2)]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+                assert process.exitcode == 0
+        """,
+    )
+    run = suite.run("-rP")
+    run.expect({"test_one": "PASSED"})
+    assert "accel_adopt: multiprocessing itself has started 2 processes: " in run.text
+    assert "no_such_module cannot be imported" in run.text
+
+
+CLASSES = """
+    import os
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.common_distributed import (
+        MultiProcContinuousTest, MultiThreadedTestCase, skip_if_lt_x_gpu
+    )
+
+
+    class TestContinuous(MultiProcContinuousTest):
+        @property
+        def world_size(self):
+            return 2
+
+        @world_size.setter
+        def world_size(self, value):
+            pass
+
+        @classmethod
+        def backend_str(cls):
+            return "gloo"
+
+        @classmethod
+        def device_type(cls):
+            return "cpu"
+
+        def test_1_sum(self):
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2
+            type(self).pid = os.getpid()
+
+        @skip_if_lt_x_gpu(8)
+        def test_2_skips_by_exit_code(self):
+            pass
+
+        def test_3_in_the_same_processes(self):
+            assert self.pid == os.getpid() and self.rank == dist.get_rank()
+            assert len(os.environ.get("SIM_VISIBLE_DEVICES", ",").split(",")) == 2
+
+        def test_4_fails(self):
+            assert self.rank == 0
+
+
+    class TestLeased(TestContinuous):
+        pass
+
+
+    class TestThreaded(MultiThreadedTestCase):
+        @property
+        def world_size(self):
+            return 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
+        def test_1_threads(self):
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2
+
+        def test_2_fails(self):
+            assert self.rank == 0
+
+
+    class TestThreadedOnDevices(TestThreaded):
+        def test_3_leased(self):
+            assert len(os.environ["SIM_VISIBLE_DEVICES"].split(",")) == 2
+"""
+
+
+def test_newer_harnesses_of_torch_have_their_verdicts(suite: BackgroundSuite) -> None:
+    """Their processes are spawned once for each class, and their threads belong to one process."""
+    pytest.importorskip("expecttest")  # torch.testing._internal imports it.
+    rules = "accel_rules =\n    **::TestLeased: devices(2)\n    **::TestThreadedOnDevices: devices(2)\n"
+    suite.write("pytest.ini", INI.replace("= spawn", "= torch spawn").replace("error", "error\n    ignore") + rules)
+    suite.write("test_classes.py", CLASSES)
+    run = suite.run("-rs")
+    for name in ("TestContinuous", "TestLeased"):
+        tests = ("1_sum", "2_skips_by_exit_code", "3_in_the_same_processes", "4_fails")
+        assert [run.result(f"{name}::test_{test}") for test in tests] == ["PASSED", "SKIPPED", "PASSED", "FAILED"]
+    for name in ("TestThreaded", "TestThreadedOnDevices"):
+        assert run.result(f"{name}::test_1_threads") == "PASSED"
+        assert run.result(f"{name}::test_2_fails") == "FAILED"
+    assert run.result("TestThreadedOnDevices::test_3_leased") == "PASSED"
+
+
+def test_coverage_measures_spawned_processes(suite: BackgroundSuite) -> None:
+    coverage = pytest.importorskip("coverage")
+    suite.write("pytest.ini", INI)
+    suite.write(".coveragerc", "[run]\nparallel = true\n")
+    suite.write("called.py", "def called():\n    return 1\n")
+    suite.write(
+        "test_covered.py",
+        """
+        import multiprocessing
+
+        from called import called
+
+
+        def test_called():
+            process = multiprocessing.get_context("spawn").Process(target=called)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+        """,
+    )
+    settings = {"COVERAGE_PROCESS_START": str(suite.path / ".coveragerc")}
+    suite.start(environment=settings).finish().expect({"test_called": "PASSED"})
+    lines: set[int] = set()
+    for path in suite.path.glob(".coverage.*"):
+        data = coverage.CoverageData(path)
+        data.read()
+        lines |= set(data.lines(str(suite.path / "called.py")) or ())
+    assert 2 in lines, "only the spawned process calls the function"
+
+
+def test_a_killed_session_leaves_no_process(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", INI.replace("sim:4", "none"))
+    suite.write(
+        "test_killed.py",
+        """
+        import pathlib
+        import signal
+        import subprocess
+        import torch.multiprocessing as mp
+
+
+        def hang(rank):
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            pathlib.Path("hangs").write_text("1\\n")
+            signal.pause()
+
+
+        def test_hangs():
+            mp.spawn(hang, nprocs=1)
+        """,
+    )
+    session = suite.start()
+    assert suite.read("hangs") == "1"
+    session.process.kill()
+    session.process.wait()
+    eventually("all processes to end", lambda: not suite.processes())
