@@ -28,7 +28,15 @@ LENGTH = BinaryFormat("!i")
 
 def encode(message: object) -> bytes:
     """Return the bytes of `message`, one line of text; :func:`decode` is the inverse."""
-    return dumps(to_builtins(message, str_keys=True)).encode()
+    return dumps(to_builtins(message, str_keys=True, enc_hook=_plain)).encode()
+
+
+def _plain(value: object) -> object:
+    """Return `value` as JSON has it. An argument of a mark may be of a suite's own subclass of `str`, `int` or `float`."""
+    for kind, convert_to in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
+        if isinstance(value, kind):
+            return convert_to(value)  # type: ignore[operator]
+    raise TypeError(f"a message cannot have a value of the type {type(value).__qualname__}: {value!r}")
 
 
 def decode(data: bytes, form: Any) -> Any:
