@@ -307,61 +307,6 @@ def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None
     assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
-EXCLUSIVE_TESTS = """
-    import os
-    from pathlib import Path
-
-    import pytest
-
-    HERE = Path(__file__).parent
-
-
-    @pytest.fixture
-    def alone(accel, rank):
-        files = [HERE / f"held-{device.id}" for device in accel.devices] if rank == 0 else []
-        for file in files:
-            file.touch(exist_ok=False)
-        yield
-        for file in files:
-            file.unlink()
-
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.parametrize("number", range(6))
-    def test_both(alone, number):
-        pass
-
-
-    @pytest.mark.distributed(1)
-    @pytest.mark.parametrize("number", range(6))
-    def test_one(alone, number):
-        pass
-
-
-    @pytest.mark.devices(1)
-    @pytest.mark.parametrize("number", range(4))
-    def test_no_ranks(accel, number):
-        file = HERE / f"held-{accel.devices[0].id}"
-        file.touch(exist_ok=False)
-        file.unlink()
-
-
-    def test_unmarked():
-        pass
-"""
-
-
-@pytest.mark.long
-def test_sessions_that_contend_for_devices_all_pass(suite: BackgroundSuite) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
-    suite.write("test_it.py", EXCLUSIVE_TESTS)
-    sessions = [suite.start(), suite.start("-n3")]
-    for session in sessions:
-        run = session.finish()
-        assert run.ret == pytest.ExitCode.OK, run.text
-        assert list(run.outcomes().values()) == ["PASSED"] * 17
-
-
 @pytest.mark.long
 def test_the_devices_of_a_dead_session_can_be_used(suite: BackgroundSuite) -> None:
     """A second session waits for the devices and gets them."""

@@ -8,7 +8,6 @@ import pytest
 
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
-from tests.torch_release import needs_torch
 
 
 @pytest.mark.long(except_for="short")
@@ -131,33 +130,3 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
     assert re.search(
         r"^ +time.sleep\(60\)\nE   timed out after 3 s: rank 1 is at ", run.failure("test_native"), re.MULTILINE
     )
-
-
-@pytest.mark.long
-@needs_torch(2, 8)
-def test_a_hang_shows_the_source_lines_of_each_rank(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import time
-
-        import pytest
-        from tests.lazy_torch import dist, torch
-
-
-        @pytest.mark.distributed(2, timeout=6)
-        def test_hang(rank):
-            if rank == 1:
-                time.sleep(1000)
-            dist.all_reduce(torch.ones(1))
-        """,
-    )
-    run = suite.run()
-    run.expect({"test_hang": "FAILED"})
-    report = run.failure("test_hang")
-    message = "timed out after 6 s: rank 1 is at test_it.py:11; rank 0 is stuck in all_reduce #1 at test_it.py:12"
-    assert f"test_it.py:11: in test_hang\n    time.sleep(1000)\nE   {message}\n" in report
-    assert f"FAILED test_it.py::test_hang - {message}" in run.text
-    assert "\n    dist.all_reduce(torch.ones(1))" in report.partition("[rank 0] stacks")[2]
-    assert "_pytest" not in report.partition("- rerun -")[0]
-    assert max(map(len, report.splitlines())) <= 160

@@ -11,28 +11,6 @@ from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
-_FAILING_TEST = """
-    import pytest
-    {other}
-
-
-    @pytest.mark.distributed(2, kind="cpu", init=False)
-    def test_{name}():
-        number = {number}
-        assert number == 4
-    """
-
-
-@pytest.mark.long
-def test_asserts_are_rewritten_in_files_that_the_command_line_names(suite: Suite) -> None:
-    """The names of the files do not matter, nor does the import of a test file by another one."""
-    suite.write("cmp_first.py", _FAILING_TEST.format(other="import cmp_second", name="first", number=3))
-    suite.write("cmp_second.py", _FAILING_TEST.format(other="", name="second", number=5))
-    run = suite.run("cmp_first.py", "cmp_second.py::test_second")
-    assert run.count() == {"FAILED": 2}
-    assert "E       assert 3 == 4" in run.failure("test_first")
-    assert "E       assert 5 == 4" in run.failure("test_second")
-
 
 _TESTS_WITH_SPECIAL_NAMES = """
     import pytest

@@ -145,17 +145,6 @@ def test_each_of_several_tests_with_one_name_runs_once_and_has_its_own_verdict(n
     assert _ran(named) == ["a b-c", "a-b c"]
 
 
-@pytest.mark.long
-def test_tests_with_one_name_run_once_in_all_workers_and_in_all_parts(named: Suite) -> None:
-    run = named.run("-n2", "--accel-record=record.jsonl")
-    assert _ran(named) == _RUNS
-    assert run.count() == {"PASSED": 13, "FAILED": 4}, run.text
-    assert {one.status for one in read_job(str(named.path / "record.jsonl")).tests.values()} <= set(RAN)
-    runs = [named.run("--accel-shard", part) for part in ("1/2", "2/2")]
-    assert _ran(named) == _RUNS
-    assert sum(run.count()["FAILED"] for run in runs) == 4
-
-
 def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(suite: Suite) -> None:
     suite.write(
         "conftest.py",

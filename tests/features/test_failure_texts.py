@@ -260,28 +260,6 @@ def test_all_frames_are_shown_with_full_trace(suite: Suite) -> None:
     assert "_contextlib.py" in run.failure("test_decorated_helper")
 
 
-_NATIVE = r"""^  File ".*test_it\.py", line \d+, in pass_on
-    function\("no tensor"\)
-  File ".*c10d_logger\.py", line \d+, in wrapper
-(?:    .*\n)+  File ".*distributed_c10d\.py", line \d+, in all_reduce
-(?:    .*\n)+(?:.*\n)+TypeError: Invalid function argument"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("style", ["native", "line"])
-def test_a_given_style_of_tracebacks_is_that_of_pytest(suite: Suite, style: str) -> None:
-    suite.write("test_it.py", _MISTAKES)
-    run = suite.run(f"--tb={style}", "-k", "argument")
-    number = 1 + suite.read("test_it.py").index('    function("no tensor")')
-    assert f"ranks 0-1: failed at test_it.py:{number}" in run.text
-    if style == "line":
-        assert re.search(r"^\S+distributed_c10d\.py:\d+: ranks 0-1: TypeError: Invalid", run.text, re.MULTILINE)
-        assert "in all_reduce" not in run.text
-        assert "def pass_on" not in run.text
-    else:
-        assert re.search(_NATIVE, run.failure("test_argument"), re.MULTILINE), run.text
-
-
 def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
     suite.write("fails.py", "raise SystemExit(3)")
     suite.write(

@@ -69,14 +69,6 @@ def test_auto_finds_a_published_kind_and_its_mask(
     assert "ACME_VISIBLE_DEVICES=2,0 leaves 2 of 3" in run.text
 
 
-def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme: InstalledPackages) -> None:
-    suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(kind='acne')\ndef test_it(): ...")
-    run = suite.run()
-    assert run.outcomes() == {"test_it": "ERROR"}
-    assert "kind must be one of cuda, rocm, " in run.text
-    assert "cpu, sim, acme or None, got 'acne'" in run.text
-
-
 _UNUSABLE = {
     "failing": ("make", "raise ImportError('no libacme')", " cannot be loaded: ImportError: no libacme"),
     "missing": ("made", "", " cannot be loaded: AttributeError: .*made.*"),
@@ -120,15 +112,6 @@ def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages
         assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
 
 
-def test_a_required_kind_that_cannot_be_used_is_a_usage_error(suite: Suite, packages: InstalledPackages) -> None:
-    packages.install_vendor("acme-accel", "acme = acme_accel:make", "acme_accel", "raise ImportError('no libacme')")
-    suite.write("test_it.py", "def test_plain(): pass\n")
-    run = suite.run("--accel=none", "--accel-require=acme:1")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    text = "ERROR: --accel-require acme:1: kind 'acme' of acme-accel 1.0 cannot be loaded: ImportError: no libacme"
-    assert text in run.errors
-
-
 def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: InstalledPackages) -> None:
     acme.install_vendor("better-acme", "acme = acme_accel:make")
     suite.write("test_it.py", TESTS)
@@ -136,11 +119,3 @@ def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Install
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     two = "(acme-accel 1.0 and of better-acme|better-acme 1.0 and of acme-accel) 1.0"
     assert re.search(f"kind 'acme' of {two}: it can be published once; uninstall the others", run.errors)
-
-
-@pytest.mark.long
-def test_a_builtin_kind_cannot_be_replaced(suite: Suite, packages: InstalledPackages) -> None:
-    packages.install_vendor("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
-    suite.write("test_it.py", ONE_TEST.format("sim-0"))
-    run = suite.run("--accel=sim:1")
-    assert run.count() == {"PASSED": 1}, run.text

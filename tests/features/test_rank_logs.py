@@ -126,32 +126,6 @@ def test_workers_write_to_one_log_file_and_lose_nothing(suite: Suite) -> None:
     assert "live log" not in run.text
 
 
-@pytest.mark.long
-def test_a_conftest_may_choose_the_log_files(suite: Suite) -> None:
-    """The conftest does as pytest's documentation advises. In ranks, the same code appends to the driver's files."""
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_setup(item):
-            item.config.pluginmanager.get_plugin("logging-plugin").set_log_path(f"logs/{item.name}.log")
-        """,
-    )
-    suite.write("test_it.py", _TESTS)
-    run = suite.run(
-        *("-k", "two or last", "--log-file=run.log", "--log-file-level=INFO", "--log-file-format=%(message)s")
-    )
-    assert run.count() == {"PASSED": 2}
-    expected = [f"[rank {rank}] {line}" for rank in (0, 1) for line in ("set up", f"number {rank}", "is it")]
-    assert sorted(line for line in _lines(suite, "logs/test_two.log") if "..." not in line) == sorted(
-        [*expected, "[rank 0] torn down", "[rank 1] torn down"]
-    )
-    assert _lines(suite, "logs/test_last.log") == ["last"]
-
-
 _LIVE = """
     import logging
     import time

@@ -21,7 +21,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
-from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, lock_path
+from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError
 from tests.deadline import scaled
 from tests.descriptor_limit import open_descriptors
 from tests.leases.demands import devices, session, slots
@@ -411,30 +411,6 @@ async def test_a_session_does_not_starve_beside_one_that_always_waits(folder: Pa
             await asyncio.sleep(0.01)  # Until all of them have begun or wait.
             for _ in range(3):
                 two.give_back(await two.take(devices(1)))
-
-
-@in_loop
-async def test_a_lease_whose_lock_is_lost_is_reported(folder: Path) -> None:
-    lost: list[tuple[HeldLease, str]] = []
-    one = session(on_lost=lambda lease, why: lost.append((lease, why)))
-    async with running(one):
-        pair, single = at_once(one, devices(2)), at_once(one, devices(1))
-        elsewhere = SessionLocks(folder.with_name("elsewhere"))
-        assert elsewhere.lock("sim-1")
-        elsewhere.describe("sim-1", ADA)
-        # The file is replaced in one step: otherwise the session could look while no file is there.
-        lock_path(elsewhere.folder, "sim-1").rename(lock_path(folder, "sim-1"))
-        while not lost:
-            await asyncio.sleep(0.001)
-        [(lease, why)] = lost
-        assert lease is pair
-        assert "the lock of sim-1 was lost, since its lock file was deleted or moved" in why
-        assert "held by pid 71 (ada)" in why
-        assert (len(pair.descriptors), len(single.descriptors)) == (1, 1)
-        one.give_back(pair)
-        with contextlib.closing(SessionLocks(folder)) as others:
-            assert [others.lock(f"sim-{number}") for number in range(3)] == [True, False, False]
-        elsewhere.close()
 
 
 @in_loop
