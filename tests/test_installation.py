@@ -48,7 +48,6 @@ INDEX = {
 _LOWEST = "torch 2.6 and the lowest versions"
 ENVIRONMENTS: dict[str, dict[str, str]] = {
     _LOWEST: {"torch": "2.6.0+cu124", "numpy": "1.26.4", "filelock": "3.30.0", "pluggy": "1.5.0"},
-    "torch 2.8 and pytest 9": {"torch": "2.8.0", "numpy": "2.2.6", "pytest": "9.0.1", "packaging": "25.0"},
     "torch 2.13": {"torch": "2.13.0+cpu", "numpy": "2.4.0", "filelock": "4.2.0", "pytest-xdist": "3.8.0"},
     "a vendor's build of torch": {"torch": "2.3.0a0+40ec155e58.nv24.3", "numpy": "1.24.4", "psutil": "5.9.8"},
 }

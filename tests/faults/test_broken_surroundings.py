@@ -57,28 +57,6 @@ def test_ranks_have_folders_if_the_default_of_pytest_cannot_be_used(suite: Backg
     suite.run().expect({"test_without": "PASSED", "test_with": "PASSED", "test_in_the_driver": "ERROR"})
 
 
-def test_without_a_loopback_interface_only_process_groups_are_errors_and_at_once(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_group():
-            pass
-
-
-        @pytest.mark.devices(1)
-        def test_device():
-            pass
-        """,
-    )
-    run = suite.start(program=(*in_namespace("--net"), *PYTEST)).finish()
-    run.expect({"test_group": "ERROR", "test_device": "PASSED"})
-    assert "the loopback interface lo is down, or its connections are blocked: 127.0.0.1 cannot be reached" in run.text
-
-
 def test_a_test_that_prints_to_a_full_disk_fails_and_says_so(suite: BackgroundSuite) -> None:
     suite.without_torch()
     (suite.path / "small").mkdir()

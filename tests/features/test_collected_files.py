@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
 
 from tests.features.conftest import Suite
@@ -80,21 +77,3 @@ def test_a_rank_looks_at_each_file_once_whatever_else_is_in_its_folder(suite: Su
     assert len(seen) == len(set(seen)) == 12
     assert not {"test_without_marks.py", "conftest.py", "__init__.py"} & set(seen)
     assert set(suite.read("folders.log")) == {"one", "two", "package", "inner"}
-
-
-def test_only_python_files_that_pytest_collects_are_opened(suite: Suite) -> None:
-    """The search for marks takes no named pipe, which would block it, no device, and no file without an end."""
-    suite.ini("python_files = test_*")
-    suite.write(
-        "test_it.py", "import pytest\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_it(): pass\n"
-    )
-    os.mkfifo("test_pipe.py")
-    os.mkfifo("test_pipe")
-    os.symlink("/dev/zero", "test_device.py")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("test_socket.py")
-    suite.write("conftest.py", "collect_ignore = ['test_large.py']\n")
-    for name in ("test_large.py", "test_large"):
-        with open(name, "wb") as file:
-            file.truncate(1 << 40)
-    suite.run().expect({"test_it": "PASSED"})

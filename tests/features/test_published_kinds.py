@@ -46,11 +46,13 @@ def acme(packages: InstalledPackages, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_kind_in_the_documentation_works(suite: Suite, acme: InstalledPackages) -> None:
     suite.write("test_it.py", TESTS)
-    suite.write("test_four.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_four(): ...")
+    more = "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_four(): ...\n\n"
+    suite.write("test_more.py", f"{more}@pytest.mark.devices(kind='acne')\ndef test_kind(): ...\n")
     run = suite.run("-rs", "--accel=acme", "--accel-require=acme:3", "-n1")
-    assert run.count() == {"PASSED": 2, "SKIPPED": 1}, run.text
+    assert run.count() == {"PASSED": 2, "SKIPPED": 1, "ERROR": 1}, run.text
     assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
     assert "accel: acme, 3 devices: 3 x Acme One" in run.text
+    assert re.search("kind must be one of cuda, rocm, .* sim, acme or None, got 'acne'", run.failure("test_kind"))
 
 
 @pytest.mark.long
@@ -110,12 +112,3 @@ def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages
     assert run.count() == {"PASSED": 1}
     for message in messages.values():
         assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
-
-
-def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: InstalledPackages) -> None:
-    acme.install_vendor("better-acme", "acme = acme_accel:make")
-    suite.write("test_it.py", TESTS)
-    run = suite.run("--accel=acme")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    two = "(acme-accel 1.0 and of better-acme|better-acme 1.0 and of acme-accel) 1.0"
-    assert re.search(f"kind 'acme' of {two}: it can be published once; uninstall the others", run.errors)

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
@@ -31,7 +30,7 @@ from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from tests.deadline import TIMEOUT, eventually, scaled
+from tests.deadline import TIMEOUT, scaled
 
 _Report = TypeVar("_Report")
 KILLED = RankExit(ExitCause.EXITED, -signal.SIGKILL)
@@ -231,55 +230,6 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
         reports.came.clear()
 
     run(suite, test)
-
-
-_CONTROLLER = """
-    import asyncio, os, sys
-    from pathlib import Path
-
-    from tests.forkserver.test_client import ReportQueue, RankSuite
-    from pytest_accel.forkserver.client import ForkServerClient
-    from pytest_accel.forkserver.server_messages import WorldStarted
-    from pytest_accel.forkserver.server_process import spawn_here
-
-    async def main():
-        suite, reports = RankSuite(Path(sys.argv[1])), ReportQueue()
-        server = ForkServerClient(suite.spec, spawn_here, reports.add, reports.ended)
-        server.start(suite.world(1), [suite.take_lock()])
-        (rank,) = (await reports.next(WorldStarted, world=1)).pids
-        program, child, _ = await suite.facts(rank)
-        print(server._process.process.pid, rank, program, child, flush=True)
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
-    """
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not kill the ranks of a dead server")
-def test_a_device_stays_locked_while_a_fork_of_a_killed_session_lives(suite: RankSuite) -> None:
-    (suite.path / "forks").touch()
-    command = [sys.executable, "-c", textwrap.dedent(_CONTROLLER), str(suite.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
-        assert controller.stdout is not None
-        server, rank, program, child = (psutil.Process(int(pid)) for pid in controller.stdout.readline().split())
-        directory = Path(server.environ()["PYTEST_ACCEL_SESSION"]).parent
-        try:
-            for process in (server, controller):
-                process.send_signal(signal.SIGSTOP)  # So that neither notices the end of the other.
-            for process in (server, controller):
-                process.kill()
-            eventually("the rank's end", lambda: not lives(rank.pid))
-            assert program.is_running()
-            assert suite.is_locked()
-            child.kill()
-            eventually("the lock's end", lambda: not suite.is_locked())
-        finally:
-            for process in (server, rank, program, child):
-                if process.is_running():
-                    process.kill()
-    assert not lives(controller.pid)
-    session_folder.remove(str(directory))
-    session_folder.remove(suite.spec.directory)
 
 
 def test_the_end_of_a_server_is_reported(suite: RankSuite) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
@@ -11,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -250,32 +248,6 @@ def test_texts_are_printable_and_truncated(folder: Path, make: Make) -> None:
     shown = who_holds(folder, "GPU-1")
     assert shown is not None
     assert shown.test == "é" * 299 + "…"
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.integers(10**300, 10**310),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-)
-holder_like = st.fixed_dictionaries(
-    {},
-    optional={
-        "pid": st.integers() | json_values,
-        "user": st.text() | json_values,
-        "test": st.text() | json_values,
-        "since": st.floats() | st.integers() | json_values,
-        "pids": st.lists(st.integers() | json_values) | json_values,
-    },
-)
-
-
-@given(st.binary() | (holder_like | json_values).map(lambda value: json.dumps(value).encode()))
-def test_values_from_any_lock_file_are_printable_and_in_range(data: bytes) -> None:
-    holder = decode(data)
-    if holder is not None:
-        assert 0 < holder.pid < 2**31
-        time.localtime(holder.since)
-        assert (holder.user + holder.test).isprintable()
-        assert all(isinstance(pid, int) for pid in holder.pids)
 
 
 def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make: Make) -> None:

@@ -172,7 +172,7 @@ def _read_report_log(folder: Path) -> Any:
 
 
 def _read_cucumber(folder: Path) -> Any:
-    features = json.loads((folder / "cucumber.json").read_text())  # Empty with xdist.
+    features = json.loads((folder / "cucumber.json").read_text())
     return {
         element["name"]: [(step["keyword"], step["name"], step["result"]["status"]) for step in element["steps"]]
         for feature in features
@@ -184,13 +184,12 @@ _READERS = (_read_junit, _read_html, _read_json, _read_report_log, _read_cucumbe
 
 
 @needs(*_PLUGINS.values())
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
-def test_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1\njunit_logging = all")
     pair.write("sums.feature", _FEATURE)
     pair.write("test_it.py", _SUITE)
-    plain, run = pair.plain.run(*_OPTIONS, *workers), pair.marked.run(*_OPTIONS, *workers)
+    plain, run = pair.plain.run(*_OPTIONS), pair.marked.run(*_OPTIONS)
     assert plain.count() == {"PASSED": 5, "FAILED": 2, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
     assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
     for read in _READERS:
@@ -309,16 +308,13 @@ def _parse_annotations(suite: Suite, run: Run) -> Any:
 
 
 @needs("teamcity", "pytest_github_actions_annotate_failures")
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
-def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(
-    pair: Pair, workers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.plugin("pytest-teamcity", "pytest_github_actions_annotate_failures", "vscode_pytest")
     pair.write("test_it.py", _STREAMED)
     pair.write("vscode_pytest.py", VSCODE_PLUGIN)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("TEST_RUN_PIPE", "pipe")
-    plain, run = (suite.run("--teamcity", "-W", "default", *workers) for suite in (pair.plain, pair.marked))
+    plain, run = (suite.run("--teamcity", "-W", "default", "-n1") for suite in (pair.plain, pair.marked))
     assert (run.ret, run.count()) == (plain.ret, plain.count())
     for read in (_read_vscode, _parse_teamcity, _parse_annotations):
         expected = read(pair.plain, plain)

@@ -179,33 +179,6 @@ def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
     assert suite.run("-k", "collected and world_size and 1 and not 2").count() == {"PASSED": 1}
 
 
-def test_the_rerun_command_of_a_variant_runs_this_variant(suite: Suite) -> None:
-    suite.without_torch()
-    suite.write(
-        "test_it.py",
-        """
-        import unittest
-
-        import pytest
-
-
-        class TestCase(unittest.TestCase):
-            @pytest.mark.distributed([1, "all"], init=False)
-            def test_it(self):
-                import os
-
-                assert os.environ["WORLD_SIZE"] == "1"
-        """,
-    )
-    run = suite.run("--accel", "sim:3")
-    run.expect({"test_it[world_size=1]": "PASSED", "test_it[world_size=all]": "FAILED"})
-    assert "ranks 0-2 of 3 on sim" in run.text
-    (command,) = re.findall(r"-+ rerun -+\npytest (.*)\n", run.text)
-    again = suite.run(*[word.strip("'") for word in command.split()])
-    again.expect({"test_it[world_size=all]": "FAILED"})
-    assert "ranks 0-2 of 3 on sim" in again.text
-
-
 def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: Suite) -> None:
     """Both run in the same ranks, one after the other, and there they are the same item of pytest."""
     suite.write(
