@@ -85,6 +85,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
 
 @pytest.mark.long
 def test_a_hang_beside_a_failing_teardown_is_a_failure_of_its_own_phase(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_teardown.py",
         """
@@ -104,7 +105,7 @@ def test_a_hang_beside_a_failing_teardown_is_a_failure_of_its_own_phase(suite: B
                 raise ValueError("the end fails")
 
 
-        @pytest.mark.distributed(2, timeout=6)
+        @pytest.mark.distributed(2, timeout=6, init=False)
         def test_hang(rank, ends_before_the_other_begins):
             if rank == 1:
                 threading.Event().wait()

@@ -53,7 +53,7 @@ ENDLESS_TESTS = """
         threading.Event().wait()
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_passes(rank):
         pass
 
@@ -69,12 +69,12 @@ ENDLESS_TESTS = """
         wait_for_ever(rank)
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_endless(rank):
         wait_for_ever(rank)
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_next():
         pass
 """
@@ -87,6 +87,7 @@ def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool 
         tests = tests.replace(
             "test_endless(rank):\n        wait_for_ever(rank)", "test_endless(ends_late):\n        pass"
         )
+    suite.without_torch()
     suite.write("test_it.py", tests)
     session = suite.start(*args)
     for rank in range(2):
@@ -277,6 +278,7 @@ def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_rank
                 pytest.exit("enough", returncode=1)  # With a code of its own, pytest shows no summary.
         """,
     )
+    suite.without_torch()
     run = suite.run("-k", "not test_next")
     assert run.outcomes() == {"test_passes": "PASSED", "test_other_shape": "PASSED"}
     assert "Exit: enough" in run.text

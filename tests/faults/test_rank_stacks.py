@@ -9,6 +9,8 @@ import pytest
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 
 def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite) -> None:
     suite.write(
@@ -28,7 +30,7 @@ def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite) -> None:
             while not os.stat(stack).st_size: os.close(os.open(path, os.O_CREAT))
 
 
-        @pytest.mark.distributed(3)
+        @pytest.mark.distributed(3, init=False)
         def test_death(rank, shared_tmp_path):
             if rank == 2:
                 while len(os.listdir(shared_tmp_path)) < 2:
@@ -37,7 +39,7 @@ def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite) -> None:
             stands_here(shared_tmp_path, rank)
 
 
-        @pytest.mark.distributed(2, timeout=4)
+        @pytest.mark.distributed(2, timeout=4, init=False)
         def test_hang(rank):
             if rank == 1:
                 threading.Event().wait()

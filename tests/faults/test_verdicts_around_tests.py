@@ -64,6 +64,7 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuit
 
 @pytest.mark.long
 def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """
@@ -75,7 +76,7 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> 
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2)
+        pytestmark = pytest.mark.distributed(2, init=False)
         HERE = os.path.dirname(__file__)
         KEPT = []
 

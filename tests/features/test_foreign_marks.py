@@ -72,57 +72,6 @@ def test_marks_that_the_project_registers_are_left_alone(suite: Suite) -> None:
     assert _HEADER not in confirmed.text
 
 
-def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None:
-    suite.ini(
-        """
-        markers = distributed: run this only with several GPUs
-        accel_rules =
-            test_rule.py::test_adopted: distributed(2, kind="cpu", init=False)
-            test_rule.py::test_sizes: distributed([1, 2], kind="cpu", init=False)
-        """
-    )
-    suite.write("conftest.py", _OWN_MARKS_PLUGIN)
-    suite.write("test_it.py", _OWN_MARKS_TESTS)
-    suite.write("test_rule.py", _ADOPTED)
-    run = suite.run("--accel-select=not marked")
-    assert run.count() == {"PASSED": 4}
-    run = suite.run(
-        "--accel-select=marked", "-o", "accel_schedule=always", "-m", "distributed and not distributed(num_gpus=2)"
-    )
-    assert run.count() == {"PASSED": 3}
-    assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "0 of 1", "0 of 2", "1 num_gpus 4", "1 of 2"]
-    run = suite.run("--accel-plan", "cuda:4")
-    assert run.ret == 0
-    assert "7 tests" in run.text
-
-
-_ADOPTED = """
-    import os
-
-    import pytest
-
-
-    @pytest.fixture
-    def no_rank():
-        pass
-
-
-    @pytest.mark.distributed
-    @pytest.mark.devices(4)
-    def test_sizes(rank, world_size):
-        with open("ranks", "a") as file:
-            file.write(f"{rank} of {world_size}\\n")
-
-
-    @pytest.mark.distributed(num_gpus=4)
-    def test_adopted(request):
-        marks = [mark.kwargs for mark in request.node.iter_markers("distributed")]
-        (own,) = [kwargs for kwargs in marks if "num_gpus" in kwargs]
-        with open("ranks", "a") as file:
-            file.write(f"{os.environ['RANK']} num_gpus {own['num_gpus']}\\n")
-    """
-
-
 def test_marks_of_the_project_can_be_handed_over(suite: Suite) -> None:
     """Each mark by itself: the tests of the other stay those of the project."""
     suite.ini("markers = distributed: several ranks\naccel_marks = distributed:own")

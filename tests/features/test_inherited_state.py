@@ -130,6 +130,7 @@ _FACTS = """
 
 
 def test_ranks_have_what_a_conftest_sets_in_the_main_process(suite: Suite) -> None:
+    suite.without_torch()
     (suite.path / "work").mkdir()
     suite.write("facts.py", _FACTS)
     suite.write(

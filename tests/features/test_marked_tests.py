@@ -167,24 +167,3 @@ def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeyp
         assert text in run.failure(name)
         nodeid = f"test_wrong.py::{name.replace('.', '::')}"
         assert f"\nERROR {nodeid} - {text}" in run.text, text
-
-
-def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Suite) -> None:
-    suite.write("conftest.py", _ADD_A_LATE_MARK)
-    suite.write("test_late.py", "def test_late():\n    pass\n\n\ndef test_right():\n    pass\n")
-    run = suite.run("-n1")
-    run.expect({"test_late": "ERROR", "test_right": "PASSED"})
-    assert "@pytest.mark.distributed(nodes=3): nodes must be an int >= 1 and at most world_size, which is 2" in run.text
-
-
-_ADD_A_LATE_MARK = """
-import pytest
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session):
-    for number, item in enumerate(session.items):
-        if item.name == "test_late":
-            session.items[number] = type(item).from_parent(item.parent, name=item.name, callobj=item.obj)
-            session.items[number].add_marker(pytest.mark.distributed(2, nodes=3))
-"""

@@ -50,6 +50,7 @@ def _module_imported(suite: Suite) -> bool:
 @pytest.fixture
 def device_suite(suite: Suite) -> Suite:
     """Provide a suite of tests that need devices, with a preloaded module that records the processes that import it."""
+    suite.without_torch()
     suite.write("told.py", _RECORD_IMPORT)
     suite.ini("accel_preload = told")
     suite.write("test_devices.py", _DEVICES)

@@ -92,6 +92,7 @@ _UNUSABLE = {
 
 @pytest.mark.long
 def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages: InstalledPackages) -> None:
+    suite.without_torch()
     messages = {}
     for kind, (function, code, text) in _UNUSABLE.items():
         packages.install_vendor(f"{kind}-accel", f"{kind} = {kind}_accel:{function}", f"{kind}_accel", code)
@@ -107,7 +108,7 @@ def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages
     for kind, message in messages.items():
         assert re.match(message, run.failure(f"test_{kind}"))
     # A session that does not need these kinds still runs.
-    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(1)\ndef test_it(): ...")
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(1, init=False)\ndef test_it(): ...")
     run = suite.run("--accel=auto")
     assert run.count() == {"PASSED": 1}
     for message in messages.values():

@@ -47,6 +47,7 @@ def test_two_tests_use_one_device_at_the_same_time(suite: Suite) -> None:
 @pytest.mark.long
 def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> None:
     """The shares of the tests that use a device at the same time never add up to more than 1."""
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """

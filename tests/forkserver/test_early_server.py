@@ -160,7 +160,7 @@ _DEMOTED_TESTS = """
         assert os.getuid() == 65534
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_ranks(rank, shared_tmp_path):
         assert os.getresuid() == (65534,) * 3
         assert os.getresgid() == (65534,) * 3

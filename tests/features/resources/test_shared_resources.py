@@ -42,6 +42,7 @@ def alone(name):
 
 
 def prepare(suite: BackgroundSuite, files: dict[str, str], resources: str = "license: 1", accel: str = "none") -> None:
+    suite.without_torch()
     suite.write("conftest.py", _CONFTEST)
     suite.write("pytest.ini", f"[pytest]\naccel = {accel}\naccel_preload = none\naccel_resources = {resources}\n")
     for name, text in files.items():

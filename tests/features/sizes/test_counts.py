@@ -9,6 +9,8 @@ from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 _TESTS = """
     import os
 
