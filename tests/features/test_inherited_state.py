@@ -174,16 +174,14 @@ def test_ranks_have_what_a_conftest_sets_in_the_main_process(suite: Suite) -> No
 
 
 def test_what_a_conftest_sets_in_each_process_does_not_change_the_verdict(suite: Suite) -> None:
+    suite.without_torch()
     suite.write(
         "conftest.py",
         """
         import signal
 
-        import torch
-
         def pytest_configure():
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            torch.set_num_threads(3)
         """,
     )
     suite.write(
@@ -193,18 +191,15 @@ def test_what_a_conftest_sets_in_each_process_does_not_change_the_verdict(suite:
         import signal
 
         import pytest
-        import torch
 
-        @pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, init=False)
+
         def test_settings():
             assert signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL
-            assert torch.get_num_threads() == 3
 
-        @pytest.mark.distributed(2, kind="cpu")
         def test_dies(rank):
             os._exit(3)
 
-        @pytest.mark.distributed(2, kind="cpu")
         def test_last(): ...
         """,
     )

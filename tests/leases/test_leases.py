@@ -29,7 +29,7 @@ from tests.leases.demands import devices, session, slots
 ROOT = Path(__file__).parents[2]
 NOON = time.mktime((2020, 2, 3, 12, 0, 0, 0, 0, -1))
 ADA = Holder(71, "ada", "test_big.py::test_one", NOON)
-STEPS = 700
+STEPS = 400
 """Tests of each of the sessions that take leases at random."""
 
 
