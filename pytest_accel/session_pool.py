@@ -34,6 +34,8 @@ from pytest_accel.settings.options import Settings, is_distributed, own_path
 from pytest_accel.suite_place import place_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_accel.forkserver.server_process import EarlyServer
     from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter, LaunchedMachines
 
@@ -60,13 +62,14 @@ class SessionPool:
         """
         self._show = show
         self._coverage: coverage_data.DriverCoverage | None = None
+        basetemp = base_temporary_directory(config)  # A usage error must come before the session has a folder.
         session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
         effective = os.access in os.supports_effective_ids
         if early is not None and not os.access(early.directory, os.W_OK, effective_ids=effective):
             early = None  # A conftest has given up root's rights.
         directory = session_folder.create() if early is None else early.directory
-        spec = _session_spec(config, settings, own_machine, directory)
+        spec = _session_spec(config, settings, own_machine, directory, basetemp)
         if spec.logs is not None:
             try:
                 os.makedirs(spec.logs, exist_ok=True)
@@ -77,7 +80,7 @@ class SessionPool:
         if measuring is not None and (why := coverage_data.shortcoming(measuring)) is not None:
             show(f"accel: {why}")
         elif measuring is not None:
-            self._coverage = coverage_data.DriverCoverage(measuring, base_temporary_directory(config))
+            self._coverage = coverage_data.DriverCoverage(measuring, basetemp)
             children = coverage_data.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedMachines | None = config.stash.get(LAUNCHED, None)
@@ -175,7 +178,9 @@ def plugin_options(config: pytest.Config) -> tuple[str, ...]:
     return (*autoload, *(f"-p{name}" for name in named))
 
 
-def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, directory: str) -> SessionSpec:
+def _session_spec(
+    config: pytest.Config, settings: Settings, machine: Machine, directory: str, basetemp: Path | None
+) -> SessionSpec:
     """Return what all ranks must know of this session, without the settings of coverage."""
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
@@ -192,7 +197,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         options.append(f"--randomly-seed={seed}")
     options += _explanation_options(config)
-    basetemp = base_temporary_directory(config)
     return SessionSpec(
         args=with_options(args, options),
         invocation_dir=str(config.invocation_params.dir),

@@ -222,39 +222,6 @@ def test_actionlint_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("kubernetes/job.yaml", "IoK8sApiBatchV1Job"),
-        ("kubernetes/jobset.yaml", "JobsetV1alpha2JobSet"),
-        ("kubernetes/rayjob.yaml", "IoK8sApiCoreV1PodTemplateSpec"),
-        ("github/arc-values.yaml", "IoK8sApiCoreV1PodTemplateSpec"),
-    ],
-)
-def test_kubernetes_knows_every_field(name: str, kind: str) -> None:
-    """The models are generated from the published schemas. They check types, and ignore unknown fields."""
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    match load(name):
-        case {"spec": {"rayClusterSpec": cluster}}:  # KubeRay's own fields have no model in a package.
-            found = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-        case {"template": template}:
-            found = [template]
-        case described:
-            found = [described]
-    assert [getattr(models, kind).from_dict(one).to_dict() for one in found] == found
-
-
-@pytest.mark.long
-def test_modal_accepts_the_file(tmp_path: Path) -> None:
-    """The command ``modal --help`` needs neither an account nor a network."""
-    pytest.importorskip("modal")
-    shutil.copy(CI / "modal" / "run_on_modal.py", tmp_path)
-    (tmp_path / "pyproject.toml").touch()
-    command = [sys.executable, "-m", "modal", "run", "run_on_modal.py", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_each_file_is_shown_once() -> None:
     shown = []
     for page in PAGES:

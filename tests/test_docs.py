@@ -132,61 +132,6 @@ def test_a_migration_page_shows_both_sides_of_each_harness(page: Path) -> None:
     assert [heading for heading in headings if heading in expected] == expected * len(before)
 
 
-_ATTRIBUTES = """
-
-import time
-
-deepspeeds_default = DistributedTest
-
-
-class DistributedTest(deepspeeds_default):
-    requires_cuda_env = False
-
-
-class TestNoGroup(DistributedTest):
-    init_distributed = False
-
-    def test_class(self):
-        assert not dist.is_initialized()
-
-    @pytest.mark.world_size(3)
-    def test_mark(self, world_size):
-        assert world_size == 3 and not dist.is_initialized()
-
-
-class TestBackend(DistributedTest):
-    backend = "gloo"
-
-    def test_backend(self):
-        assert dist.get_backend() == "gloo"
-
-
-class TestTimeout(DistributedTest):
-    exec_timeout = 1
-
-    def test_timeout(self):
-        time.sleep(600)
-
-
-class TestCuda(deepspeeds_default):
-    def test_cuda(self):
-        pass
-"""
-
-
-def test_the_base_class_for_deepspeeds_tests_obeys_their_attributes(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    page = ROOT / "docs" / "how-to" / "migrate" / "test-classes.md"
-    (block,) = (block for block in blocks(page, "python") if "class DistributedTest" in block)
-    (pytester.path / "test_attributes.py").write_text(block + _ATTRIBUTES, encoding="utf-8")
-    result = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:4", "-rA")
-    result.assert_outcomes(passed=6, failed=1, skipped=1)
-    result.stdout.fnmatch_lines_random(["*timed out after 1 s*", "SKIPPED * needs 2 cuda devices*"])
-    result.stdout.fnmatch_lines_random(["FAILED *::test_timeout*"])
-
-
 def test_each_plugin_in_the_table_has_a_test() -> None:
     text = (ROOT / "docs" / "reference" / "plugins.md").read_text(encoding="utf-8")
     text = text.partition("\n## Refused uses")[0]

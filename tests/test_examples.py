@@ -83,28 +83,3 @@ def test_scripts_run_under_torchrun_and_accelerate() -> None:
             "*::test_a_wrong_argument_is_told_as_the_script_tells_it PASSED *",
         ]
     )
-
-
-_THREADS_AFTER_SCRIPT = """
-import runpy
-import sys
-from pathlib import Path
-
-runpy.run_path(sys.argv.pop(), run_name="__main__")
-print([name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")])
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@needs_torch(2, 6)
-def test_the_training_script_leaves_no_thread_of_the_process_group() -> None:
-    """Such a thread may abort the process at its exit."""
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "CUDA_VISIBLE_DEVICES": ""}
-    script = str(ROOT / "examples" / "launchers" / "train.py")
-    command = [sys.executable, "-c", _THREADS_AFTER_SCRIPT, script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "rank 0 of 1: accuracy" in done.stdout
-    threads = done.stdout.splitlines()[-1]
-    assert threads.startswith("['"), done.stdout
-    assert "gloo" not in threads

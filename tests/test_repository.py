@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -128,12 +129,14 @@ def _walk(node: ast.AST, package: str, *, deferred: bool, typing_only: bool) -> 
         yield from _walk(child, package, deferred=deferred, typing_only=typing_only)
 
 
-def each_import() -> Iterator[tuple[str, Import]]:
-    """Yield every import of the package, with its module's path below `pytest_accel`."""
-    for path in MODULES:
-        package = ".".join(path.relative_to(ROOT).parent.parts)
-        for found in imports(path.read_text(encoding="utf-8"), package):
-            yield path.relative_to(PACKAGE).as_posix(), found
+@cache
+def each_import() -> list[tuple[str, Import]]:
+    """Return every import of the package, with its module's path below `pytest_accel`."""
+    return [
+        (path.relative_to(PACKAGE).as_posix(), found)
+        for path in MODULES
+        for found in imports(path.read_text(encoding="utf-8"), ".".join(path.relative_to(ROOT).parent.parts))
+    ]
 
 
 def is_unpublished(name: str) -> bool:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 
 def in_namespace(*flags: str) -> tuple[str, ...]:
     """Return the command that runs another one in namespaces of its own; skip the test if that is not possible."""
@@ -50,37 +52,13 @@ def test_a_base_temporary_folder_that_cannot_be_made_is_a_usage_error(suite: Bac
 
 
 def test_ranks_have_folders_if_the_default_of_pytest_cannot_be_used(suite: BackgroundSuite) -> None:
-    suite.without_torch()
     for name in (getpass.getuser(), "unknown"):
         (suite.temporary / f"pytest-of-{name}").touch()  # As if another user had it.
     suite.write("test_it.py", WITH_TEMPORARY_FOLDERS)
     suite.run().expect({"test_without": "PASSED", "test_with": "PASSED", "test_in_the_driver": "ERROR"})
 
 
-def test_without_a_loopback_interface_only_process_groups_are_errors_and_at_once(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_group():
-            pass
-
-
-        @pytest.mark.devices(1)
-        def test_device():
-            pass
-        """,
-    )
-    run = suite.start(program=(*in_namespace("--net"), *PYTEST)).finish()
-    run.expect({"test_group": "ERROR", "test_device": "PASSED"})
-    assert "the loopback interface lo is down, or its connections are blocked: 127.0.0.1 cannot be reached" in run.text
-
-
 def test_a_test_that_prints_to_a_full_disk_fails_and_says_so(suite: BackgroundSuite) -> None:
-    suite.without_torch()
     (suite.path / "small").mkdir()
     suite.write(
         "test_it.py",
@@ -106,7 +84,9 @@ def test_a_test_that_prints_to_a_full_disk_fails_and_says_so(suite: BackgroundSu
 
 @pytest.mark.long
 def test_logs_in_a_folder_that_cannot_be_made_change_no_verdict_and_are_named(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_passes(): print('printed')\n")
+    suite.write(
+        "test_it.py", "import pytest\n\n@pytest.mark.distributed(2, init=False)\ndef test_passes(): print('printed')\n"
+    )
     run = suite.run("--accel-output=test_it.py/logs")
     run.expect({"test_passes": "PASSED"})
     assert (

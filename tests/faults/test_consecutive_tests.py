@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
 import pytest
 
 from tests.background_suite import BackgroundSuite
-from tests.run import CAUSES
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -40,82 +38,6 @@ def start_counts(suite: BackgroundSuite) -> Counter[str]:
 
 
 @pytest.mark.long
-def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: BackgroundSuite) -> None:
-    # The ranks finish each test at different times, sometimes the one first and sometimes the other.
-    recording_suite.write(
-        "test_uneven.py",
-        """
-        import pytest
-
-        @pytest.mark.distributed(2, init=False)
-        @pytest.mark.parametrize("number", range(30))
-        def test_uneven(rank, number):
-            sum(range(20_000 * ((number + rank) % 3)))
-        """,
-    )
-    recording_suite.write(
-        "test_turns.py",
-        """
-        import os
-
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, init=False)
-
-
-        @pytest.fixture
-        def dies_at_once(rank):
-            if rank == 0:
-                os._exit(0)
-
-
-        @pytest.fixture
-        def fails_at_once(rank):
-            assert rank == 0, "at once"
-
-
-        @pytest.mark.parametrize("turn", range(2))
-        class TestTurns:
-            def test_passes_first(self, turn):
-                pass
-
-            def test_dies(self, dies_at_once, turn):
-                pass
-
-            def test_passes_second(self, turn):
-                pass
-
-            def test_fails(self, fails_at_once, turn):
-                pass
-
-            def test_passes_third(self, turn):
-                pass
-
-            def test_waits(self, rank, turn, gather):
-                if rank == 0:
-                    gather(rank)
-                else:
-                    pytest.skip("on this rank")
-        """,
-    )
-    run = recording_suite.run("--accel-timeout", "60")
-    words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
-    words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
-    run.expect(
-        {
-            **{f"test_uneven[{number}]": "PASSED" for number in range(30)},
-            **{f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(2)},
-        }
-    )
-    assert "errors outside of any test" not in run.text
-    counts = start_counts(recording_suite)
-    assert set(counts.values()) == {1}
-    assert {test for test in counts if "uneven" in test} == {
-        f"test_uneven[{number}] {rank}" for number in range(30) for rank in range(2)
-    }
-
-
-@pytest.mark.long
 def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: BackgroundSuite) -> None:
     """A worker of xdist has received the next test when the first one fails."""
     recording_suite.write(
@@ -143,64 +65,6 @@ def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Backgrou
     assert start_counts(recording_suite) == {
         f"test_{name} {rank}": 1 for name in ("passes", "fails") for rank in (0, 1)
     }
-
-
-@pytest.mark.long
-def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: BackgroundSuite) -> None:
-    """The test fails in the driver only, after its ranks have finished it."""
-    recording_suite.write(
-        "test_it.py",
-        """
-        import os
-        from pathlib import Path
-
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, init=False)
-
-
-        @pytest.mark.flaky(reruns=1)
-        def test_again():
-            pass
-
-
-        def test_next():
-            pass
-
-
-        @pytest.mark.flaky(reruns=1)
-        def test_dies_once(rank):
-            if rank == 1 and not Path("died").exists():
-                Path("died").touch()
-                os._exit(0)
-        """,
-    )
-    recording_suite.write(
-        "driver.py",
-        """
-        import os
-
-        import pytest
-
-        failed = []
-
-        @pytest.hookimpl(wrapper=True, tryfirst=True)
-        def pytest_runtest_teardown(item):
-            result = yield
-            if "RANK" not in os.environ and item.name == "test_again" and not failed:
-                failed.append(item)
-                assert False, "in the driver"
-            return result
-        """,
-    )
-    run = recording_suite.run("-p", "driver", "-p", "rerunfailures", CAUSES)
-    assert "2 rerun" in run.text
-    assert run.ret == 0, run.text
-    numbers = {"test_again": 2, "test_next": 1, "test_dies_once": 2}
-    assert start_counts(recording_suite) == {f"{test} {rank}": n for test, n in numbers.items() for rank in range(2)}
-    # The junit file has a case for each attempt. The one that passed has no cause of the one that did not.
-    cases = ElementTree.parse(recording_suite.path / "causes.xml").findall(".//testcase[@name='test_dies_once']")
-    assert ["accel_cause" in ElementTree.tostring(case, "unicode") for case in cases] == [True, False]
 
 
 def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(suite: BackgroundSuite) -> None:

@@ -143,6 +143,7 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
 
 @pytest.mark.long
 def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """
@@ -151,7 +152,7 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
 
         import pytest
 
-        distributed = pytest.mark.distributed(2)
+        distributed = pytest.mark.distributed(2, init=False)
 
 
         @pytest.fixture
@@ -201,7 +202,7 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
             pass
 
 
-        @pytest.mark.distributed(4)
+        @pytest.mark.distributed(4, init=False)
         def test_wants_all_devices():
             pass
 
@@ -211,7 +212,7 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
             pass
 
 
-        @pytest.mark.distributed(1)
+        @pytest.mark.distributed(1, init=False)
         def test_last(victim):
             pass
         """,

@@ -5,23 +5,12 @@ from __future__ import annotations
 from tests.background_suite import BackgroundSuite
 
 _STEPS = (
-    "driver.driver:Driver._debugger_relay",
-    "driver.driver:Driver._tail",
     "driver.driver:World",
-    "driver.world:RankMonitor",
-    "driver.rank_monitor:Examiner",
-    "driver.rank_monitor:DefaultSelector",
-    "driver.link_to_rank:LinkToRank.open",
     "driver.link_to_rank:call_rank",
-    "core.prctl:end_of",
-    "messages.unix_sockets:limit_reads",
     "driver.world:World.start",
     "pool.pool:Pool._begin",
     "pool.local_starter:LocalStarter.place",
-    "pool.pool:PooledWorld",
     "pool.local_starter:LocalStarter.start",
-    "forkserver.client:ForkServerClient.start",
-    "pool.pool:WorldGrant",
 )
 _CONFTEST = f"""
     import importlib, pytest
@@ -40,7 +29,7 @@ _CONFTEST = f"""
         def broken(*args, **given):
             if step in in_pool[0] or (running and step in running[-1]):
                 calls.append(args)
-                if len(calls) == (2 if name in ("open", "call_rank", "end_of", "limit_reads") else 1):  # For rank 1.
+                if len(calls) == (2 if name == "call_rank" else 1):  # For rank 1.
                     raise RuntimeError(f"broken: {{step}}")
             return whole(*args, **given)
 

@@ -53,7 +53,7 @@ ENDLESS_TESTS = """
         threading.Event().wait()
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_passes(rank):
         pass
 
@@ -69,12 +69,12 @@ ENDLESS_TESTS = """
         wait_for_ever(rank)
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_endless(rank):
         wait_for_ever(rank)
 
 
-    @pytest.mark.distributed(2)
+    @pytest.mark.distributed(2, init=False)
     def test_next():
         pass
 """
@@ -87,6 +87,7 @@ def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool 
         tests = tests.replace(
             "test_endless(rank):\n        wait_for_ever(rank)", "test_endless(ends_late):\n        pass"
         )
+    suite.without_torch()
     suite.write("test_it.py", tests)
     session = suite.start(*args)
     for rank in range(2):
@@ -277,6 +278,7 @@ def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_rank
                 pytest.exit("enough", returncode=1)  # With a code of its own, pytest shows no summary.
         """,
     )
+    suite.without_torch()
     run = suite.run("-k", "not test_next")
     assert run.outcomes() == {"test_passes": "PASSED", "test_other_shape": "PASSED"}
     assert "Exit: enough" in run.text
@@ -305,61 +307,6 @@ def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None
     run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
     assert "crashed while running" in run.text
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
-EXCLUSIVE_TESTS = """
-    import os
-    from pathlib import Path
-
-    import pytest
-
-    HERE = Path(__file__).parent
-
-
-    @pytest.fixture
-    def alone(accel, rank):
-        files = [HERE / f"held-{device.id}" for device in accel.devices] if rank == 0 else []
-        for file in files:
-            file.touch(exist_ok=False)
-        yield
-        for file in files:
-            file.unlink()
-
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.parametrize("number", range(6))
-    def test_both(alone, number):
-        pass
-
-
-    @pytest.mark.distributed(1)
-    @pytest.mark.parametrize("number", range(6))
-    def test_one(alone, number):
-        pass
-
-
-    @pytest.mark.devices(1)
-    @pytest.mark.parametrize("number", range(4))
-    def test_no_ranks(accel, number):
-        file = HERE / f"held-{accel.devices[0].id}"
-        file.touch(exist_ok=False)
-        file.unlink()
-
-
-    def test_unmarked():
-        pass
-"""
-
-
-@pytest.mark.long
-def test_sessions_that_contend_for_devices_all_pass(suite: BackgroundSuite) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
-    suite.write("test_it.py", EXCLUSIVE_TESTS)
-    sessions = [suite.start(), suite.start("-n3")]
-    for session in sessions:
-        run = session.finish()
-        assert run.ret == pytest.ExitCode.OK, run.text
-        assert list(run.outcomes().values()) == ["PASSED"] * 17
 
 
 @pytest.mark.long

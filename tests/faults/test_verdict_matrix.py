@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -83,7 +82,7 @@ def mine():
     return int(os.environ.get("RANK", "-1")) in WHO or "RANK" not in os.environ and PLAIN
 
 
-pytestmark = pytest.mark.distributed(SIZE, init=GROUP)
+pytestmark = pytest.mark.distributed(2, init=False)
 """
 SITES = {
     "setup": """
@@ -141,30 +140,17 @@ def test_module_end_WAY(module_end_WAY): pass
 """,
 }
 """Sites that need a separate file for each outcome."""
-_ALL_SITES = (*SITES, *FILE_SITES)
-_PHASES = ("setup", "call", "teardown")
-"""A site in each phase. The ranks of a world are compared by phase."""
 
 
-def has_group(size: int, acting_ranks: Collection[int]) -> bool:
-    return 1 < size == len(acting_ranks)
-
-
-def suite_files(
-    size: int, acting_ranks: frozenset[int], *, plain: bool, sites: Sequence[str] = _ALL_SITES
-) -> dict[str, str]:
-    """Return the text of each test file by its name. Only `acting_ranks` have the outcomes, at these `sites`.
-
-    The ranks have a process group only if all of several ranks act: to form it takes the time of several tests.
-    """
-    head = HEAD.replace("WHO", repr(set(acting_ranks))).replace("SIZE", str(size)).replace("PLAIN", str(plain))
-    head = head.replace("GROUP", str(has_group(size, acting_ranks)))
+def suite_files(acting_ranks: set[int], *, plain: bool) -> dict[str, str]:
+    """Return the text of each test file by its name. Only `acting_ranks` have the outcomes."""
+    head = HEAD.replace("WHO", repr(acting_ranks)).replace("PLAIN", str(plain))
     shared_file, single_files = [head], {}
     for name, outcome in OUTCOMES.items():
         if plain and outcome.dies:
             continue
         for site, template in (SITES | FILE_SITES).items():
-            if site in sites and (outcome.everywhere or site == "call"):
+            if outcome.everywhere or site == "call":
                 text = template.replace("WAY", name).replace("CODE", outcome.code)
                 if site in FILE_SITES:
                     single_files[f"test_{site}_{name}.py"] = head + text
@@ -178,7 +164,7 @@ def suite_files(
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Provide the results of a plain pytest session for the tests in which no process dies."""
     folder = tmp_path_factory.mktemp("plain")
-    for name, text in suite_files(1, frozenset({0}), plain=True).items():
+    for name, text in suite_files({0}, plain=True).items():
         (folder / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:accel", "-p", "no:cacheprovider", "-W", "error"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "PYTEST_ADDOPTS")}
@@ -188,15 +174,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return Run(result.returncode, result.stdout).outcomes()
 
 
-def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str, str]) -> str:
-    """Return the expected result words of `test` when `acting_ranks` of `size` ranks have its outcome."""
+def expected(test: str, acting_ranks: set[int], plain: dict[str, str]) -> str:
+    """Return the expected result words of `test` when `acting_ranks` of two ranks have its outcome."""
     site, outcome = next(
         (site, OUTCOMES[name])
         for site in sorted(SITES | FILE_SITES, key=len, reverse=True)
         for name in OUTCOMES
         if test == f"test_{site}_{name}"
     )
-    if outcome.dies or (outcome.skips and len(acting_ranks) < size):
+    if outcome.dies or (outcome.skips and len(acting_ranks) < 2):
         return {"setup": "ERROR", "module": "ERROR", "session": "ERROR"}.get(
             site, "PASSED ERROR" if site in ("teardown", "module_end") else "FAILED"
         )
@@ -204,27 +190,18 @@ def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str
 
 
 @pytest.mark.long(except_for="1 of 2")
-@pytest.mark.parametrize(
-    ("size", "acting_ranks", "sites"),
-    [
-        pytest.param(1, {0}, _PHASES, id="all of 1"),
-        pytest.param(2, {1}, _ALL_SITES, id="1 of 2"),
-        pytest.param(2, {0, 1}, _ALL_SITES, id="all of 2"),
-        pytest.param(3, {0, 2}, ("call",), id="2 of 3"),
-    ],
-)
+@pytest.mark.parametrize("acting_ranks", [pytest.param({1}, id="1 of 2"), pytest.param({0, 1}, id="all of 2")])
 def test_each_outcome_on_some_ranks_has_the_expected_verdict(
-    suite: BackgroundSuite, plain: dict[str, str], size: int, acting_ranks: set[int], sites: Sequence[str]
+    suite: BackgroundSuite, plain: dict[str, str], acting_ranks: set[int]
 ) -> None:
-    if not has_group(size, acting_ranks):
-        suite.without_torch()
-    for name, text in suite_files(size, frozenset(acting_ranks), plain=False, sites=sites).items():
+    suite.without_torch()
+    for name, text in suite_files(acting_ranks, plain=False).items():
         suite.write(name, text)
     run = suite.run("--accel", "none", CAUSES)
     outcomes = run.outcomes()
     tests = [name for name in outcomes if name != "test_last"]
-    assert len(tests) == sum(len(sites) if outcome.everywhere else 1 for outcome in OUTCOMES.values())
-    verdicts = {name: expected(name, size, frozenset(acting_ranks), plain) for name in tests}
+    assert len(tests) == sum(len(SITES | FILE_SITES) if one.everywhere else 1 for one in OUTCOMES.values())
+    verdicts = {name: expected(name, acting_ranks, plain) for name in tests}
     for name, words in verdicts.items():
         if {"FAILED", "ERROR"} & set(words.split()):
             outcome = next(outcome for ending, outcome in OUTCOMES.items() if name.endswith(f"_{ending}"))

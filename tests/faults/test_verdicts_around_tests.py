@@ -64,6 +64,7 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuit
 
 @pytest.mark.long
 def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """
@@ -75,7 +76,7 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> 
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2)
+        pytestmark = pytest.mark.distributed(2, init=False)
         HERE = os.path.dirname(__file__)
         KEPT = []
 
@@ -119,17 +120,16 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> 
     assert list(suite.temporary.glob("pymp-*")) == []
 
 
-@pytest.mark.long(except_for="interrupt-one")
 @pytest.mark.parametrize(
-    ("code", "ranks", "workers", "status", "text"),
+    ("code", "ranks", "status", "text"),
     [
-        pytest.param("pytest.exit('by hand', returncode=7)", "01", "-n0", 7, "by hand", id="status-all"),
-        pytest.param("raise KeyboardInterrupt", "1", "-n0", 2, "KeyboardInterrupt", id="interrupt-one"),
-        pytest.param("raise KeyboardInterrupt", "1", "-n1", 2, "KeyboardInterrupt", id="interrupt-worker"),
+        ("pytest.exit('by hand', returncode=7)", "01", 7, "by hand"),
+        ("raise KeyboardInterrupt", "1", 2, "KeyboardInterrupt"),
     ],
+    ids=["exit", "interrupt"],
 )
 def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
-    suite: BackgroundSuite, code: str, ranks: str, workers: str, status: int, text: str
+    suite: BackgroundSuite, code: str, ranks: str, status: int, text: str
 ) -> None:
     suite.without_torch()
     suite.write(
@@ -148,7 +148,7 @@ def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
         def test_never(): pass
         """,
     )
-    run = suite.run("--accel", "none", workers)
+    run = suite.run("--accel", "none")
     assert run.outcomes().get("test_first") == "PASSED"
     assert "test_never" not in run.outcomes()
     assert run.outcomes().get("test_ends") != "PASSED"

@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
 
 from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
-
-_FAILING_TEST = """
-    import pytest
-    {other}
-
-
-    @pytest.mark.distributed(2, kind="cpu", init=False)
-    def test_{name}():
-        number = {number}
-        assert number == 4
-    """
-
-
-@pytest.mark.long
-def test_asserts_are_rewritten_in_files_that_the_command_line_names(suite: Suite) -> None:
-    """The names of the files do not matter, nor does the import of a test file by another one."""
-    suite.write("cmp_first.py", _FAILING_TEST.format(other="import cmp_second", name="first", number=3))
-    suite.write("cmp_second.py", _FAILING_TEST.format(other="", name="second", number=5))
-    run = suite.run("cmp_first.py", "cmp_second.py::test_second")
-    assert run.count() == {"FAILED": 2}
-    assert "E       assert 3 == 4" in run.failure("test_first")
-    assert "E       assert 5 == 4" in run.failure("test_second")
 
 
 _TESTS_WITH_SPECIAL_NAMES = """
@@ -102,21 +77,3 @@ def test_a_rank_looks_at_each_file_once_whatever_else_is_in_its_folder(suite: Su
     assert len(seen) == len(set(seen)) == 12
     assert not {"test_without_marks.py", "conftest.py", "__init__.py"} & set(seen)
     assert set(suite.read("folders.log")) == {"one", "two", "package", "inner"}
-
-
-def test_only_python_files_that_pytest_collects_are_opened(suite: Suite) -> None:
-    """The search for marks takes no named pipe, which would block it, no device, and no file without an end."""
-    suite.ini("python_files = test_*")
-    suite.write(
-        "test_it.py", "import pytest\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_it(): pass\n"
-    )
-    os.mkfifo("test_pipe.py")
-    os.mkfifo("test_pipe")
-    os.symlink("/dev/zero", "test_device.py")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("test_socket.py")
-    suite.write("conftest.py", "collect_ignore = ['test_large.py']\n")
-    for name in ("test_large.py", "test_large"):
-        with open(name, "wb") as file:
-            file.truncate(1 << 40)
-    suite.run().expect({"test_it": "PASSED"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
@@ -46,39 +45,3 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
     )
     run = suite.run("--accel", "cpu:2")
     assert run.count() == {"PASSED": 3}, run.text
-
-
-@pytest.mark.long
-def test_missing_backends_are_reported(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="cpu", backend="mpi")
-        def test_mpi():
-            pass
-
-
-        @pytest.mark.distributed(2, kind="cpu", backend="cpu:ucc")
-        def test_ucc():
-            pass
-
-
-        @pytest.mark.distributed(2, kind="cpu", backend="glooo")
-        def test_glooo():
-            pass
-        """,
-    )
-    run = suite.run()
-    remedies = {
-        "mpi": "use a torch that is built with mpi",
-        "ucc": "use a torch that is built with ucc",
-        "glooo": "import the package that registers it",
-    }
-    for name, remedy in remedies.items():
-        assert run.result(f"test_{name}") == "ERROR"
-        (line,) = re.findall(rf"^ERROR test_it\.py::test_{name} - (.*)$", run.text, re.MULTILINE)
-        assert line.startswith(f"backend {name!r} is not available in torch ")
-        assert f": {remedy}, or use one of gloo" in line

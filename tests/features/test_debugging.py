@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.background_suite import PYTEST, torchrun
+from tests.background_suite import PYTEST
 from tests.deadline import scaled
 from tests.features.conftest import Suite
 
@@ -216,14 +216,3 @@ def test_debugger_options_are_refused_with_workers(suite: Suite) -> None:
         run = suite.run(flag, "-n", "1")
         assert run.ret == pytest.ExitCode.USAGE_ERROR
         assert flag in run.text + run.errors
-
-
-@pytest.mark.long
-def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
-    terminal = Terminal(suite, "--accel-launcher=on", "--pdb", "-k", "test_fail", program=torchrun(2))
-    assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
-    terminal.type("p value.upper()")
-    terminal.wait_for("'VALUE OF 1'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    assert "1 failed" in terminal.finish()

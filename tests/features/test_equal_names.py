@@ -145,69 +145,6 @@ def test_each_of_several_tests_with_one_name_runs_once_and_has_its_own_verdict(n
     assert _ran(named) == ["a b-c", "a-b c"]
 
 
-@pytest.mark.long
-def test_tests_with_one_name_run_once_in_all_workers_and_in_all_parts(named: Suite) -> None:
-    run = named.run("-n2", "--accel-record=record.jsonl")
-    assert _ran(named) == _RUNS
-    assert run.count() == {"PASSED": 13, "FAILED": 4}, run.text
-    assert {one.status for one in read_job(str(named.path / "record.jsonl")).tests.values()} <= set(RAN)
-    runs = [named.run("--accel-shard", part) for part in ("1/2", "2/2")]
-    assert _ran(named) == _RUNS
-    assert sum(run.count()["FAILED"] for run in runs) == 4
-
-
-def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(suite: Suite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        import copy
-
-        import pytest
-
-
-        def pytest_collection_modifyitems(items):
-            items += [copy.copy(item) for item in items if item.originalname == "test_copied"]
-
-
-        def pytest_collection_finish(session):
-            for item in session.items[:]:
-                if item.originalname == "test_added":
-                    name = f"again[{item.callspec.params['name']}]"
-                    session.items.append(pytest.Function.from_parent(item.parent, name=name, callobj=added))
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def added():
-            pass
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
-
-
-        @pytest.mark.parametrize(("word", "number"), [("a", 1), ("a", 2)], ids=["a", "a"])
-        def test_copied(word, number):
-            assert number == 1
-
-
-        @pytest.mark.parametrize("name", ["a", "b", "b"], ids=["x", "y", "z"])
-        def test_added(name):
-            pass
-        """,
-    )
-    run = suite.run()
-    # pytest gives equal ids a number.
-    assert run.result("test_copied[a0]") == "PASSED PASSED"
-    assert run.result("test_copied[a1]") == "FAILED FAILED"
-    assert run.result("again[a]") == "PASSED"
-    assert run.result("again[b]") == "ERROR ERROR"
-    assert "several tests that a plugin has added have the name again[b]; give them different names" in run.text
-
-
 def test_a_test_whose_function_has_other_tests_in_the_ranks_is_an_error(suite: Suite) -> None:
     suite.write(
         "test_it.py",

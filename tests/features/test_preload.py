@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 
@@ -171,67 +170,6 @@ def test_what_is_set_before_an_import_has_its_effect_in_ranks(
     assert warnings[0].endswith("accel_preload = none")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
-def test_a_new_interpreter_has_imported_torch_and_the_file_when_the_test_begins(preload_suite: Suite) -> None:
-    """The time limits of a test begin after `pytest_runtest_logstart`."""
-    preload_suite.ini("accel_preload = none")
-    preload_suite.write(
-        "conftest.py",
-        """
-        import os
-        from pathlib import Path
-
-
-        def pytest_runtest_logstart(nodeid):
-            if "RANK" in os.environ or not Path("ranks.pids").exists():
-                return
-            for pid in Path("ranks.pids").read_text().split():
-                with open("loaded", "a") as file:
-                    print(nodeid, "libtorch" in Path(f"/proc/{pid}/maps").read_text(), file=file)
-        """,
-    )
-    preload_suite.write(
-        "test_file.py",
-        """
-        import os
-
-        import pytest
-        import recording
-
-        if "RANK" in os.environ:
-            recording.record_rank()
-
-
-        @pytest.mark.distributed(2, kind="cpu", env={"FLAG": "of the mark"})
-        def test_file(rank, gather):
-            assert gather(rank) == [0, 1]
-        """,
-    )
-    preload_suite.write(
-        "test_failing.py",
-        """
-        import os
-
-        import pytest
-        import recording
-
-        if "RANK" in os.environ:
-            recording.record_rank()
-            raise RuntimeError("wrong rank")
-
-
-        @pytest.mark.distributed(1, kind="cpu", env={"FLAG": "of another mark"})
-        def test_failing():
-            pass
-        """,
-    )
-    run = preload_suite.run("test_file.py", "test_failing.py")
-    assert run.count() == {"PASSED": 1, "ERROR": 1}, run.text
-    assert "RuntimeError: wrong rank" in run.failure("test_failing")
-    assert len(preload_suite.read("ranks.pids")) == 3, "a file was imported twice"
-    assert preload_suite.read("loaded")[:2] == ["test_file.py::test_file True"] * 2
-
-
 def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unknown_effect(
     preload_suite: Suite,
 ) -> None:
@@ -300,6 +238,7 @@ def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: 
 def test_an_installed_plugin_is_imported_once_and_one_of_the_suite_by_each_rank(
     preload_suite: Suite, packages: InstalledPackages
 ) -> None:
+    preload_suite.without_torch()
     packages.install("weight", "pytest11", "weight = heavy")
     preload_suite.write("mine.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "mine")))
     preload_suite.write("test_plugins.py", _TEST.format(name="os"))

@@ -388,44 +388,6 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
     assert run.count() == {"PASSED": 10}, run.text
 
 
-@pytest.mark.long
-def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite) -> None:
-    suite.write("harness.py", _HARNESS)
-    suite.write(
-        "test_pool.py",
-        """
-        from harness import *
-
-
-        def set_up(rank, size, port):
-            os.environ["MASTER_ADDR"] = "localhost"
-            os.environ["MASTER_PORT"] = str(port)
-            dist.init_process_group("gloo", rank=rank, world_size=size, timeout=HOUR)
-
-
-        def add_up(number):
-            return total()
-
-
-        @pytest.fixture(scope="session", params=["fork", "forkserver"])
-        def pool(request):
-            with torch.multiprocessing.get_context(request.param).Pool(2) as pool:
-                with socket.socket() as asking:
-                    asking.bind(("127.0.0.1", 0))
-                    port = asking.getsockname()[1]
-                pool.starmap(set_up, [(rank, 2, port) for rank in range(2)], 1)
-                yield pool
-
-
-        @pytest.mark.distributed(1, init=False, timeout=100)
-        @pytest.mark.parametrize("number", range(2))
-        def test_total(pool, number):
-            assert pool.map(add_up, range(2), 1) == [2, 2]
-        """,
-    )
-    assert suite.run().count() == {"PASSED": 4}
-
-
 _DEVICES = """
     import os
     import sys

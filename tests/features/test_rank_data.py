@@ -15,8 +15,7 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["plain", "xdist"])
-def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str, ...]) -> None:
+def test_the_metric_in_the_documentation_works(suite: Suite) -> None:
     (conftest,) = re.findall(r"^```python conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     suite.write("conftest.py", conftest)
     suite.write(
@@ -34,7 +33,7 @@ def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str,
             pass
         """,
     )
-    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", *options)
+    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", "-n", "1")
     assert run.count() == {"PASSED": 2}
     found = {
         case.get("name"): [value.get("value") for value in case.iter("property") if value.get("name") == "slowest rank"]

@@ -126,32 +126,6 @@ def test_workers_write_to_one_log_file_and_lose_nothing(suite: Suite) -> None:
     assert "live log" not in run.text
 
 
-@pytest.mark.long
-def test_a_conftest_may_choose_the_log_files(suite: Suite) -> None:
-    """The conftest does as pytest's documentation advises. In ranks, the same code appends to the driver's files."""
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_setup(item):
-            item.config.pluginmanager.get_plugin("logging-plugin").set_log_path(f"logs/{item.name}.log")
-        """,
-    )
-    suite.write("test_it.py", _TESTS)
-    run = suite.run(
-        *("-k", "two or last", "--log-file=run.log", "--log-file-level=INFO", "--log-file-format=%(message)s")
-    )
-    assert run.count() == {"PASSED": 2}
-    expected = [f"[rank {rank}] {line}" for rank in (0, 1) for line in ("set up", f"number {rank}", "is it")]
-    assert sorted(line for line in _lines(suite, "logs/test_two.log") if "..." not in line) == sorted(
-        [*expected, "[rank 0] torn down", "[rank 1] torn down"]
-    )
-    assert _lines(suite, "logs/test_last.log") == ["last"]
-
-
 _LIVE = """
     import logging
     import time
@@ -228,41 +202,3 @@ def test_live_logs_and_fixtures_of_ranks_are_shown_while_the_test_runs(suite: Su
         kept = (suite.path / "logs" / f"{name}.log").read_text()
         assert "captured" in kept
         assert "SETUP" not in kept
-
-
-def test_only_the_setup_runs_in_ranks_and_fixtures_are_in_order_with_output(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        from pathlib import Path
-
-        import pytest
-
-
-        @pytest.fixture
-        def resource(rank):
-            print("set up")
-            yield
-            print("torn down")
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_two(resource):
-            Path("called").touch()
-        """,
-    )
-    run = suite.run("--setup-only", "-s", quiet=True)
-    assert run.ret == 0
-    assert "no tests ran" in run.text
-    assert [line for line in run.text.splitlines() if line.startswith(("[rank 0]", "      "))] == [
-        "[rank 0] SETUP    S rank",
-        "[rank 0] set up",
-        "[rank 0]         SETUP    F resource (fixtures used: rank)",
-        "        test_it.py::test_two (fixtures used: rank, request, resource)",
-        "[rank 0] torn down",
-        "[rank 0]         TEARDOWN F resource",
-        "[rank 0] TEARDOWN S rank",
-    ]
-    assert "[rank 1] torn down" in run.text
-    assert "[rank 1] SETUP" not in run.text
-    assert not (suite.path / "called").exists()

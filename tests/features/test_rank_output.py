@@ -133,11 +133,7 @@ def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite)
     assert (suite.path / "reported").read_text() == repr(("passed", duration, sections))
 
 
-@pytest.mark.long(except_for="fd")
-@pytest.mark.parametrize("capture", ["fd", "tee-sys"])
-def test_captured_output_is_reported_also_of_ranks_that_die(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, capture: str
-) -> None:
+def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # With it, C holds nothing back either.
     suite.write(
         "test_x.py",
@@ -223,7 +219,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(
                 os._exit(3)
         """,
     )
-    run = suite.run(f"--capture={capture}")
+    run = suite.run()
     assert run.count() == {"FAILED": 6, "PASSED": 1, "ERROR": 1}
 
     def captured(test: str) -> dict[str, str]:

@@ -57,15 +57,10 @@ def _commands(text: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", ["auto", "line", "no"])
-def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
+def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite) -> None:
     suite.write("below/test_x.py", _TESTS)
-    workers = ["-n1"] if style == "auto" else []
-    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5", *workers)
+    run = suite.run("--accel", "sim:3", "--accel-timeout", "70.5", "-n1")
     commands = _commands(run.text)
-    if style == "no":
-        assert not commands
-        return
     assert len(commands) == 3
     assert sorted(shlex.split(command)[1] for command in commands) == [
         "below/test_x.py::test_die",
@@ -73,9 +68,8 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
         "below/test_x.py::test_of[it's]",
     ]
     assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-ids") == 1 for command in commands)
-    if style == "auto":
-        # The command comes last, after the captured output.
-        assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
+    # The command comes last, after the captured output.
+    assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
 
 @pytest.mark.long

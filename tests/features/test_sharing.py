@@ -23,42 +23,31 @@ WAITING_TESTS = """
         return path
 
 
-    {mark}
+    @pytest.mark.devices(share=0.5)
     def test_writes(pipe, accel):
         with open(pipe, "w") as end:
             end.write(accel.ids[0])
 
 
-    {mark}
+    @pytest.mark.devices(share="8GiB")
     def test_reads(pipe, accel):
         with open(pipe) as end:
             assert end.read() == accel.ids[0]
     """
 
 
-def waiting_tests(mark: str) -> str:
-    """Return the code of two tests with `mark` that pass only if they run at the same time."""
-    return WAITING_TESTS.replace("{mark}", mark)
-
-
-@pytest.mark.parametrize(
-    ("mark", "options"),
-    [
-        ("@pytest.mark.devices(share=0.5)", ()),
-        pytest.param("@pytest.mark.devices", ("-o", "accel_share=8GiB"), marks=pytest.mark.long),
-    ],
-)
-def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
+def test_two_tests_use_one_device_at_the_same_time(suite: Suite) -> None:
     suite.without_torch()
     suite.write("machine.toml", '[[device]]\nmemory = "16GiB"\n')
-    suite.write("test_it.py", waiting_tests(mark))
-    run = suite.run("--accel=sim:machine.toml", "-n2", "--accel-timeout=60", *options)
+    suite.write("test_it.py", WAITING_TESTS)
+    run = suite.run("--accel=sim:machine.toml", "-n2", "--accel-timeout=60")
     assert run.count() == {"PASSED": 2}, run.text
 
 
 @pytest.mark.long
 def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> None:
     """The shares of the tests that use a device at the same time never add up to more than 1."""
+    suite.without_torch()
     suite.write(
         "test_it.py",
         """

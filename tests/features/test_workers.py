@@ -59,7 +59,7 @@ _SUITE = """
 def test_every_distribution_mode_of_xdist_works(
     suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The modes `each`, `loadfile` and `loadgroup` have tests of their own below; `load` is used everywhere."""
+    """The modes `loadfile` and `loadgroup` have tests of their own below; `load` is used everywhere."""
     if "-nauto" in options:
         suite.all_plugins()
     suite.write("test_suite.py", _SUITE)
@@ -111,28 +111,6 @@ def test_xdist_groups_stay_together(suite: Suite) -> None:
     )
     run = suite.run("-n2", "--dist=loadgroup")
     assert run.count() == {"PASSED": 3}, run.text
-
-
-@pytest.mark.long
-def test_each_worker_runs_all_tests_with_dist_each(suite: Suite) -> None:
-    suite.write(
-        "test_each.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, init=False)
-        def test_ranks(gather, rank):
-            assert gather(rank) == [0, 1]
-
-
-        @pytest.mark.devices(3)
-        def test_devices(accel):
-            assert len(accel.ids) == 3
-        """,
-    )
-    run = suite.run("--dist=each", "--tx=2*popen")
-    assert "4 passed" in run.text
 
 
 @pytest.mark.long

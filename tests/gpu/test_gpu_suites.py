@@ -7,7 +7,6 @@ free, or takes more than 12 GiB.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -441,17 +440,3 @@ JAX = """
             pytest.skip("JAX sees no GPU")
         assert float(jax.jit(jax.numpy.sum)(jax.numpy.arange(8.0))) == 28
     """
-
-
-def test_a_library_beside_torch_has_the_verdict_of_plain_pytest(suite: BackgroundSuite, accel: Accel) -> None:
-    if importlib.util.find_spec("jax") is None:
-        pytest.skip("needs jax")
-    suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
-    suite.write("test_it.py", JAX)
-    # JAX reserves a part of the card, as always, but not the three quarters that are its default.
-    environment = {**accel.mask, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
-    without = suite.start("-p", "no:accel", "-o", "addopts=", environment=environment)
-    marked = suite.start("--accel-timeout=60", environment=environment).finish(TIMEOUT)
-    plain = without.finish(TIMEOUT)
-    assert list(plain.outcomes()) == ["test_jax[1]", "test_jax[2]"], plain.text
-    marked.expect(plain.outcomes())

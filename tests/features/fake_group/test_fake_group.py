@@ -8,7 +8,6 @@ import pytest
 
 from tests.features.conftest import Suite
 from tests.run import CAUSES
-from tests.torch_release import needs_torch
 
 _HEAD = """
         import os
@@ -21,59 +20,6 @@ _HEAD = """
         fake = pytest.mark.distributed(4096, backend="fake")
         """
 _ONE = "runs one process: use another backend, and no more ranks than the machine can run"
-
-
-@needs_torch(2, 13)
-def test_ranks_without_processes_shard_and_train_a_model(suite: Suite) -> None:
-    suite.write(
-        "test_model.py",
-        _HEAD
-        + """
-
-        def make_model(mesh):
-            from torch.distributed.fsdp import fully_shard
-
-            model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(4)))
-            for layer in model:
-                fully_shard(layer, mesh=mesh)
-            return fully_shard(model, mesh=mesh)
-
-
-        @pytest.fixture
-        def mesh(device_mesh):
-            return device_mesh((64, 64), ("replicate", "shard"))
-
-
-        @fake
-        def test_shards(mesh):
-            from torch.distributed.tensor import Replicate, Shard
-
-            with torch.device("meta"):
-                model = make_model(mesh)
-            weight = model[0].weight
-            assert weight.placements == (Replicate(), Shard(0))
-            assert (weight.shape, weight.to_local().shape) == ((8192, 8192), (128, 8192))
-            with pytest.raises(RuntimeError, match="meta"):
-                weight.sum().item()
-
-
-        @fake
-        def test_training_step(mesh):
-            from torch._subclasses.fake_tensor import FakeTensorMode
-
-            with FakeTensorMode():
-                model = make_model(mesh)
-                optimizer = torch.optim.AdamW(model.parameters())
-                model(torch.ones(2, 8192)).sum().backward()
-                optimizer.step()
-            state = optimizer.state[model[0].weight]
-            assert state["exp_avg"].to_local().shape == (128, 8192)
-
-
-        """,
-    )
-    run = suite.run("-n", "1")
-    run.expect(dict.fromkeys(("test_shards", "test_training_step"), "PASSED"))
 
 
 def test_a_fake_group_beside_real_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,32 +126,9 @@ _MISUSES = """
         faults.expect_exit(1, status=7)
 
 
-    @pytest.fixture
-    def announced_in_teardown(faults):
-        yield
-        faults.expect_exit(1, status=7)
-
-
-    @pytest.fixture
-    def exits_in_teardown(rank):
-        yield
-        if rank == 1:
-            os._exit(7)
-
-
     @distributed(2)
     def test_in_setup(announced_in_setup):
         pass
-
-
-    @distributed(2)
-    def test_in_teardown(announced_in_teardown):
-        pass
-
-
-    @distributed(2)
-    def test_event_in_teardown(exits_in_teardown, faults):
-        faults.expect_exit(1, status=7)
 
 
     @distributed(2)
@@ -160,25 +137,6 @@ _MISUSES = """
             faults.expect_exit(1, status=7 + rank)
         if rank == 1:
             os._exit(7)
-
-
-    @distributed(3, timeout=2)
-    def test_not_by_a_survivor(faults, rank):
-        if rank < 2:
-            faults.expect_exit(1, status=7)
-
-
-    @distributed(2, timeout=2)
-    def test_not_by_the_rank_itself(faults, rank):
-        if rank == 0:
-            faults.expect_exit(1, status=7)
-        os._exit(7)
-
-
-    @distributed(2, timeout=2)
-    def test_forgotten_by_all_others(faults, rank):
-        if rank == 0:
-            faults.expect_uneven_collectives()
 
 
     @distributed(2)
@@ -251,43 +209,12 @@ _MISUSES = """
             kill_myself()
 
 
-    @distributed(2)
-    def test_killed_by_another(faults, rank, gather):
-        pids = gather(os.getpid())
-        faults.expect_exit(1, signal="SIGKILL")
-        if rank == 1:
-            hang()
-        os.kill(pids[1], signal.SIGKILL)
-
-
-    @distributed(2)
-    def test_survivor_has_time(faults, rank):
-        faults.expect_exit(1, status=7)
-        if rank == 1:
-            os._exit(7)
-        threading.Event().wait(1.5)  # A rank that waits in vain is stopped 0.6 seconds after a death.
-
-
-    @distributed(3, timeout=20)
-    def test_exit_and_hang(faults, rank):
-        faults.expect_exit(1, status=7)
-        faults.expect_hang(2, after=0.2)
-        if rank == 1:
-            os._exit(7)
-        if rank == 2:
-            hang()
-
-
     def test_unmarked(faults):
         pass
     """
 _VERDICTS_ON_MISUSES = {
     "test_in_setup": "ERROR failed: RuntimeError; ranks 0-1",
-    "test_in_teardown": "PASSED ERROR failed: RuntimeError; ranks 0-1",
     "test_different": "FAILED died: status 7; rank 1",
-    "test_not_by_a_survivor": "FAILED hung: phase timeout; ranks 0-1",
-    "test_not_by_the_rank_itself": "FAILED died: status 7; rank 1",
-    "test_forgotten_by_all_others": "FAILED hung: phase timeout; rank 0",
     "test_values": "PASSED",
     "test_only_rank": "PASSED",
     "test_kept": "PASSED",
@@ -295,9 +222,6 @@ _VERDICTS_ON_MISUSES = {
     "test_all_devices": "PASSED",
     "test_after_all_devices": "PASSED",
     "test_rank_0_ends": "PASSED",
-    "test_killed_by_another": "PASSED",
-    "test_survivor_has_time": "PASSED",
-    "test_exit_and_hang": "PASSED",
     "test_unmarked": "ERROR",
     "test_last": "PASSED",
 }
@@ -306,10 +230,7 @@ _VERDICTS_ON_MISUSES = {
 def test_announcements_are_strict(suite: Suite) -> None:
     suite.write("test_it.py", _HEAD + _MISUSES + "\n    @distributed(2)\n    def test_last():\n        pass\n")
     run = suite.run(CAUSES)
-    # It fails in one phase or in two: the driver may see the end in the teardown before it judges the call.
-    words = run.outcomes()["test_event_in_teardown"]
-    assert "FAILED" in words.split()
-    run.expect({**_VERDICTS_ON_MISUSES, "test_event_in_teardown": words})
+    run.expect(_VERDICTS_ON_MISUSES)
     assert "ends can be announced, and faults planned, only in the first run of a test's own code" in run.text
     text = "the ranks must announce the same ends, and leave a rank to report: rank 0 announced: rank 1 exits"
     assert text in run.text

@@ -177,8 +177,8 @@ def read_pid(file: Path) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mark", "number"),
-    [("@pytest.mark.devices(2)", signal.SIGKILL), ("", signal.SIGKILL), ("", signal.SIGINT)],
-    ids=["kill-marked", "kill-unmarked", "interrupt"],
+    [("@pytest.mark.devices(2)", signal.SIGKILL), ("", signal.SIGINT)],
+    ids=["kill-marked", "interrupt"],
 )
 def test_a_test_process_that_ends_leaves_no_launched_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, number: signal.Signals

@@ -139,42 +139,6 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
     assert set(Counter(_logged_names(suite)).values()) == {1}
 
 
-def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Suite) -> None:
-    _write_suite(
-        suite,
-        """
-        import os
-        from pathlib import Path
-
-        import pytest
-
-        first = not Path("started").exists()
-        Path("started").touch()
-
-
-        @pytest.mark.devices(1)
-        def test_one():
-            pass
-
-
-        def test_crashes():
-            os._exit(1)
-
-
-        @pytest.mark.parametrize("number", [0, 1] if first else [1, 0])
-        def test_plain(number):
-            pass
-        """,
-    )
-    run = suite.run("-n1", "-rf")
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert "worker 'gw0' crashed while running 'test_suite.py::test_crashes'" in run.text
-    assert (
-        "worker gw1 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run; "
-        "all workers must collect the same tests in the same order"
-    ) in run.text
-
-
 @pytest.mark.parametrize(
     ("options", "most"),
     [

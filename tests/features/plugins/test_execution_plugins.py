@@ -182,17 +182,6 @@ _DEPENDENT = """
     @depends(depends=["test_on_another_world"])
     def test_unmarked_on_marked(): pass
     """
-_CALLS = """
-    import pytest
-    from pytest_dependency import depends
-
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
-
-    @pytest.mark.dependency
-    def test_before(): pass
-
-    def test_calls(request): depends(request, ["test_before"])
-    """
 
 
 @needs("pytest_dependency")
@@ -205,15 +194,3 @@ def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None
     assert "test_on_a_failure depends on test_fails" in marked.text
     ran = {path.stem for path in pair.marked.path.glob("*.[012]")}
     assert ran == {"on_another_world", "on_unmarked"}  # Ranks run no test that the driver skips.
-
-
-@needs("pytest_dependency")
-def test_calling_depends_in_a_rank_fails_unless_the_user_has_set_the_role_of_the_plugin(suite: Suite) -> None:
-    """If ranks call the plugin's own hooks, nothing is forbidden."""
-    suite.plugin("pytest_dependency")
-    suite.write("test_depends.py", _CALLS)
-    run = suite.run()
-    assert run.count() == {"PASSED": 1, "FAILED": 1}
-    assert "use @pytest.mark.dependency(depends=[...]) instead" in run.failure("test_calls")
-    suite.ini("accel_rank_plugins = +pytest_dependency")
-    assert suite.run().count() == {"PASSED": 2}

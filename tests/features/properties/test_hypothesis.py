@@ -189,51 +189,6 @@ def test_shrinks_on_one_rank(x):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
-def test_ranks_that_leave_an_example_before_a_collective_fail_soon(suite: Suite) -> None:
-    _write(
-        suite,
-        """
-import unittest
-
-
-@given(x=st.integers())
-def test_fails_before_a_collective(x, rank):
-    assert rank == 0 or x < 100
-    meet()
-
-
-@pytest.mark.asyncio
-@given(x=st.integers())
-async def test_asyncio(x, rank):
-    assert rank == 0 or x < 100
-    meet()
-
-
-class TestCase(unittest.TestCase):
-    @given(x=st.integers())
-    def test_unittest(self, x):
-        assert own_rank() == 0 or x < 100
-        meet()
-
-
-def test_afterwards():
-    meet()
-""",
-    )
-    suite.plugin("asyncio")
-    suite.ini("asyncio_default_fixture_loop_scope = function")
-    run = suite.run("-n2")
-    failed = ("test_fails_before_a_collective", "test_asyncio", "TestCase.test_unittest")
-    outcomes = {name.rpartition(".")[2]: "FAILED" for name in failed}
-    assert run.outcomes() == {**outcomes, "test_afterwards": "PASSED"}
-    place = r"rank 0: still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
-    for name in failed:
-        assert re.search(place, run.failure(name))
-        assert "Ranks do not shrink. @example(" in run.failure(name)
-
-
-@pytest.mark.long
 def test_with_an_unknown_release_the_ranks_draw_by_themselves_and_a_warning_says_so(suite: Suite) -> None:
     _write(suite, "def test_without_examples():\n    meet()\n")
     suite.write("conftest.py", "import hypothesis.core\n\ndel hypothesis.core.failure_exceptions_to_catch\n")

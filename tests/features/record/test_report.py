@@ -18,7 +18,7 @@ import pytest
 from pytest_accel.__main__ import main
 from pytest_accel.features.record.page_style import COLOURS, PAGE
 from tests.features.conftest import Suite
-from tests.features.record.conftest import VERDICTS, Recorded, ran, write_events
+from tests.features.record.conftest import Recorded, ran, write_events
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -29,11 +29,6 @@ _INJECTION = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
 """Text that a page would execute or typeset if it did not escape it."""
 _SIZES = ((1280, 900), (390, 844))
 _ROWS = "#tests tbody tr"
-_BACKGROUND = """() => {
-    const canvas = Bokeh.index.find_one(Bokeh.documents[0].get_model_by_name("timeline")).canvas_view.primary.canvas
-    return Array.from(canvas.getContext("2d").getImageData(1, 1, 1, 1).data.slice(0, 3))
-}"""
-"""Returns the colour of a corner of the plot."""
 
 
 @pytest.fixture(scope="module")
@@ -225,18 +220,6 @@ def test_the_colours_of_any_two_verdicts_differ() -> None:
 
 
 @pytest.mark.long
-def test_the_page_follows_the_colour_scheme_and_fits(two_workers: Recorded, browser: Browser) -> None:
-    for size, scheme in zip(_SIZES, ("light", "dark"), strict=True):
-        with _open_page(browser, two_workers.folder / "report.html", size, scheme) as page:
-            assert page.evaluate("document.documentElement.scrollWidth") == size[0]
-            drawn = page.evaluate(_BACKGROUND)
-            assert all(part > 240 for part in drawn) if scheme == "light" else all(part < 40 for part in drawn)
-            page.locator(_ROWS, has_text="test_one_rank_ends").locator("button").click()
-            page.get_by_role("button", name="Close").wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") == size[0]
-
-
-@pytest.mark.long
 def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
     text, at = _INJECTION, 1_790_000_000.0
     test = f"test_it.py::test_it[{text}]"
@@ -286,23 +269,6 @@ def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
         assert "killed: the record has no end of the session" in page.locator(".session").inner_text()
         assert _counts(page) == {"failed": 1, "unfinished": 1, "skipped": 2}
         assert page.locator("img").count() == 0
-
-
-@pytest.mark.long
-def test_one_page_can_show_several_sessions(
-    no_xdist: Recorded, two_workers: Recorded, browser: Browser, tmp_path: Path
-) -> None:
-    records = [str(one.folder / "record.jsonl") for one in (no_xdist, two_workers)]
-    assert main(["report", *records, "-o", str(tmp_path / "report.html")]) == 0
-    with _open_page(browser, tmp_path / "report.html") as page:
-        assert _counts(page) == Counter([*VERDICTS.values()] * 2)
-        assert sorted(text.endswith("-n2") for text in page.locator(".session code").all_inner_texts()) == [False, True]
-        labels = page.evaluate(
-            """() => Array.from(Bokeh.documents[0].get_model_by_name("timeline").left[0].major_label_overrides.values())
-                .map(label => label.text)"""
-        )
-        workers = [one.tests["test_on_cpu"].worker or "pytest" for one in (no_xdist, two_workers)]
-        assert sorted(labels) == sorted([*(f"sim-{number}" for number in range(4)), *workers])
 
 
 @pytest.mark.long

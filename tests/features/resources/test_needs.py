@@ -167,46 +167,6 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
     assert "accel: 5 failed for missing hardware" in strict.text
 
 
-def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite) -> None:
-    suite.without_torch()
-    suite.ini(_RESOURCES)
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.needs("licence")
-        def test_name():
-            pass
-
-
-        @pytest.mark.devices(1, kind="licence")
-        def test_kind():
-            pass
-
-
-        @pytest.mark.needs("port-9000")
-        @pytest.mark.devices(1, kind="license")
-        def test_both():
-            pass
-
-
-        def test_other():
-            pass
-        """,
-    )
-    run = suite.run()
-    errors = {
-        "test_name": "@pytest.mark.needs('licence'): there is no resource 'licence' in accel_resources",
-        "test_kind": " or None; or a name of accel_resources: license, port-9000, cores, got 'licence'",
-        "test_both": "@pytest.mark.devices(kind='license') with @pytest.mark.needs: a test can have one of them, name",
-    }
-    run.expect({**dict.fromkeys(errors, "ERROR"), "test_other": "PASSED"})
-    for name, text in errors.items():
-        assert text in run.failure(name)
-
-
 def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite) -> None:
     suite.ini(_RESOURCES)
     suite.write(
@@ -267,8 +227,3 @@ def test_a_project_without_the_setting_may_have_a_mark_and_a_fixture_of_these_na
         """,
     )
     suite.run().expect({"test_own": "PASSED"})
-
-
-def test_a_suite_without_any_mark_of_the_plugin_need_not_register_its_own_mark(suite: Suite) -> None:
-    suite.write("test_it.py", "import pytest\n\n@pytest.mark.needs('docker')\ndef test_own(): pass\n")
-    suite.run("-W", "ignore::pytest.PytestUnknownMarkWarning").expect({"test_own": "PASSED"})

@@ -42,6 +42,7 @@ def alone(name):
 
 
 def prepare(suite: BackgroundSuite, files: dict[str, str], resources: str = "license: 1", accel: str = "none") -> None:
+    suite.without_torch()
     suite.write("conftest.py", _CONFTEST)
     suite.write("pytest.ini", f"[pytest]\naccel = {accel}\naccel_preload = none\naccel_resources = {resources}\n")
     for name, text in files.items():
@@ -129,31 +130,6 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
         assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
 
 
-def test_a_killed_worker_loses_its_license(suite: BackgroundSuite) -> None:
-    prepare(
-        suite,
-        {
-            "test_killed.py": """
-                import os
-                import signal
-
-                import pytest
-
-                pytestmark = pytest.mark.needs("license")
-
-
-                def test_killed():
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-
-                def test_after(accel_resources):
-                    assert accel_resources == {"license": (0,)}
-                """,
-        },
-    )
-    suite.run("-n1", "test_killed.py").expect({"test_killed": "FAILED", "test_after": "PASSED"})
-
-
 def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: BackgroundSuite) -> None:
     """Otherwise `test_second` waits for `a` with the device, and `test_both` waits for the device with `a`."""
     prepare(
@@ -215,71 +191,3 @@ def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: Bac
     holder.finish().expect({"test_hold": "PASSED"})
     for session, output in zip(sessions, outputs, strict=True):
         assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
-
-
-def test_a_session_inside_a_test_and_a_child_of_a_test_do_not_get_what_the_test_holds(suite: BackgroundSuite) -> None:
-    """The outer test may wait for the inner session, so that one must not wait."""
-    prepare(
-        suite,
-        {
-            "test_outer.py": """
-                import os
-                import re
-                import subprocess
-                import sys
-
-                import pytest
-
-                pytestmark = pytest.mark.needs("license")
-
-
-                def output(*options):
-                    command = [sys.executable, "-m", "pytest", "-p", "accel", "test_inner.py", *options]
-                    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
-
-
-                def test_inner_session():
-                    assert (
-                        "license-0 was set aside: this session runs inside the test that holds it: "
-                        f"pid {os.getpid()} "
-                    ) in output("--accel-wait=1")
-                    row = re.escape("0  cpu     license-0  license  license  ")
-                    assert re.search(rf"{row}.* pid {os.getpid()}, ", output("--accel-info"))
-
-
-                def test_child_returns():
-                    if os.fork():
-                        os.wait()
-
-
-                def test_after():
-                    with open("after", "a") as file:
-                        file.write("x\\n")
-                """,
-            "test_inner.py": """
-                import pytest
-
-
-                @pytest.mark.needs("license")
-                def test_inner():
-                    pass
-                """,
-        },
-    )
-    run = suite.run("test_outer.py")
-    run.expect(dict.fromkeys(("test_inner_session", "test_child_returns", "test_after"), "PASSED"))
-    assert (suite.path / "after").read_text() == "x\n"
-
-
-def test_a_process_may_have_hundreds_of_licenses(suite: BackgroundSuite) -> None:
-    """One message between processes carries at most 253 open files, and each license has a lock."""
-    text = """
-        import pytest
-
-
-        @pytest.mark.devices(300, kind="license")
-        def test_many():
-            pass
-        """
-    prepare(suite, {"test_many.py": text}, resources="license: 300")
-    suite.run().expect({"test_many": "PASSED"})

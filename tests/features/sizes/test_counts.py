@@ -9,6 +9,8 @@ from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 _TESTS = """
     import os
 
@@ -68,11 +70,3 @@ def test_select_and_plan_know_the_number(suite: Suite) -> None:
     assert selected.outcomes().keys() == {"test_devices", "test_ranks", "test_pairs", "test_four"}
     planned = suite.run("--accel-plan", "sim:8", "test_it.py::test_devices", quiet=True)
     assert "8 devices  test_it.py::test_devices" in planned.text
-
-
-def test_without_devices_all_is_skipped_or_the_cores(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel", "none", "test_it.py::test_devices", "test_it.py::test_ranks")
-    run.expect({"test_devices": "SKIPPED", "test_ranks": "PASSED"})
-    assert suite.read("numbers.log") == [f"ranks {cpu_slots()}"]
-    assert "1  needs 1 device; there is no accelerator in this session" in run.text

@@ -90,6 +90,7 @@ def test_lists_make_tests_of_methods_and_parameters(suite: Suite) -> None:
 
 
 def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
+    suite.without_torch()
     suite.write("test_it.py", _CASES)
 
     def collected(*options: str) -> list[str]:
@@ -108,6 +109,7 @@ def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
 
 
 def test_the_reference_shows_the_ids(suite: Suite) -> None:
+    suite.without_torch()
     section = REFERENCE.read_text(encoding="utf-8").partition("### Lists of world sizes and backends")[2]
     code, ids = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
     suite.write("test_it.py", code)
@@ -179,33 +181,6 @@ def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
     assert suite.run("-k", "collected and world_size and 1 and not 2").count() == {"PASSED": 1}
 
 
-def test_the_rerun_command_of_a_variant_runs_this_variant(suite: Suite) -> None:
-    suite.without_torch()
-    suite.write(
-        "test_it.py",
-        """
-        import unittest
-
-        import pytest
-
-
-        class TestCase(unittest.TestCase):
-            @pytest.mark.distributed([1, "all"], init=False)
-            def test_it(self):
-                import os
-
-                assert os.environ["WORLD_SIZE"] == "1"
-        """,
-    )
-    run = suite.run("--accel", "sim:3")
-    run.expect({"test_it[world_size=1]": "PASSED", "test_it[world_size=all]": "FAILED"})
-    assert "ranks 0-2 of 3 on sim" in run.text
-    (command,) = re.findall(r"-+ rerun -+\npytest (.*)\n", run.text)
-    again = suite.run(*[word.strip("'") for word in command.split()])
-    again.expect({"test_it[world_size=all]": "FAILED"})
-    assert "ranks 0-2 of 3 on sim" in again.text
-
-
 def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: Suite) -> None:
     """Both run in the same ranks, one after the other, and there they are the same item of pytest."""
     suite.write(
@@ -240,51 +215,6 @@ def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: S
     assert suite.read("ran.log") == [
         f"{id} {word}" for number, id in enumerate(ids, 1) for word in ("setup", str(number), "teardown")
     ]
-
-
-def test_lists_work_beside_other_ways_to_run_a_test(suite: Suite) -> None:
-    suite.without_torch()
-    suite.all_plugins()
-    suite.ini("asyncio_mode = auto")
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import unittest
-
-        import pytest
-        from hypothesis import given, settings, strategies
-
-        pytestmark = pytest.mark.distributed([1, 2], init=False)
-
-
-        async def test_async():
-            assert "RANK" in os.environ
-
-
-        @settings(max_examples=2)
-        @given(strategies.integers())
-        def test_property(x):
-            assert "RANK" in os.environ
-
-
-        class TestCase(unittest.IsolatedAsyncioTestCase):
-            async def test_coroutine(self):
-                assert "RANK" in os.environ
-
-            def test_subtests(self):
-                for size in "12":
-                    with self.subTest(size=size):
-                        self.assertEqual(size, os.environ["WORLD_SIZE"])
-        """,
-    )
-    run = suite.run("-p", "no:cacheprovider", "--reruns", "1", "--junitxml", "report.xml")
-    words = {name.rpartition("::")[2]: words for name, words in run.results.items()}
-    for test in ("test_async", "test_property", "test_coroutine"):
-        assert [words[f"{test}[world_size={size}]"] for size in (1, 2)] == [["PASSED"], ["PASSED"]], run.text
-    for size in (1, 2):
-        assert words[f"test_subtests[world_size={size}]"][-1] == "FAILED"
-        assert f'name="test_subtests[world_size={size}]"' in "\n".join(suite.read("report.xml"))
 
 
 def test_a_backend_that_the_devices_cannot_use_is_skipped(suite: Suite) -> None:
