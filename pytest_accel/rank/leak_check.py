@@ -91,11 +91,11 @@ class LeakCheck:
     def _groups(self) -> frozenset[str]:
         return frozenset(group_state.group_names()) if self._context.spec.grouped else frozenset()
 
-    def _look(self) -> _Seen:
+    def _look(self, *, settings: bool = True) -> _Seen:
         context, grouped = self._context, self._context.spec.grouped
         return _Seen(
             find() if self._is_on else Spawned(),
-            process_state.read() if self._is_on else (),
+            process_state.read() if self._is_on and settings else (),
             allocated_memory(context) if self._is_on else {},
             self._groups(),
             group_state.created_count() if grouped else 0,
@@ -109,10 +109,13 @@ class LeakCheck:
         """
         context = self._context
         found: list[Leak] = []
-        now, groups_by_test = self._look(), 0
-        if (before := self._before) is not None:
+        before = self._before
+        # To read the settings takes longer than all other looks, and most calls change none.
+        has_changed = before is not None and before.settings != self._after.settings
+        now, groups_by_test = self._look(settings=has_changed), 0
+        if before is not None:
             after = self._after
-            if self._is_on:
+            if has_changed:
                 found += process_state.restore(before.settings, after.settings, now.settings)
             self._left_groups = (self._left_groups | (after.groups - self._groups_at_begin)) & now.groups
             if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it keeps.
