@@ -50,6 +50,8 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
+    with_call: bool = False
+    """True if the call begins at once after a setup that has passed; False: `RunCall` or `SkipCall` follows."""
 
 
 class RunCall(Struct, frozen=True):
