@@ -48,14 +48,17 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
 
 
 def _figures_of(results: dict[str, list[SessionTimes]], load: str) -> list[Figure]:
-    """Return the figures of the sessions in `results`, during which the machine had this `load`."""
+    """Return the figures of the sessions in `results`, during which the machine had this `load`.
+
+    Bare sessions are those of pytest without the plugin, under torchrun.
+    """
     names = {
-        "plain": "a plain test with a tensor operation",
+        "plain": "a plain test",
         "two": "two ranks",
-        "two without": "two sessions without the plugin under torchrun",
+        "two without": "two bare sessions",
         "four": "four ranks",
-        "four without": "four sessions without the plugin under torchrun",
-        "continuous": "MultiProcContinuousTest, two ranks",
+        "four without": "four bare sessions",
+        "continuous": "MultiProcContinuousTest",
     }
     times = {name: [run.per_test(FIRST) for run in runs] for name, runs in results.items()}
     others = {name: max(run.others for run in runs) for name, runs in results.items()}
@@ -74,8 +77,6 @@ def _figures_of(results: dict[str, list[SessionTimes]], load: str) -> list[Figur
     return [
         *found,
         Figure(f"processor time of a driver, {load}", middle(driver), "ms", _DRIVER, f"{_DRIVER:g} ms", tuple(driver)),
-        Figure(f"processor time without the plugin, {load}", bare, "ms"),
-        Figure(
-            f"processor time of a rank, {load}", middle(rank), "ms", _RANK * bare, f"{_RANK:g} x without", tuple(rank)
-        ),
+        Figure(f"processor time of a bare session, {load}", bare, "ms"),
+        Figure(f"processor time of a rank, {load}", middle(rank), "ms", _RANK * bare, f"{_RANK:g} x bare", tuple(rank)),
     ]

@@ -124,7 +124,7 @@ def judge(phase: Phase) -> Verdict:
 def _is_plain_pass(phase: Phase) -> bool:
     """Return whether all ranks have passed the phase alike, and nothing else is to be reported or done.
 
-    Nearly every phase is such a one, and the rules below take ten times as long to come to the same verdict.
+    Nearly every phase is such a one, and the rules below take several times as long to come to the same verdict.
     """
     left = [*phase.finished.values()]
     return (
