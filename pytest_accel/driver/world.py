@@ -222,10 +222,10 @@ class World:
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
-        The ranks begin the call when this process waits for it, unless they were told to before: all hooks here around
-        the setup have then ended. They
-        begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for the others. They leave
-        it out if this process waits for the teardown first, since a hook here has failed before the call.
+        Ranks that wait with the call (`send`) begin it when this process waits for it: all hooks here around the setup
+        have then ended. They begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for
+        the others. They leave it out if this process waits for the teardown first, since a hook here has failed before
+        the call.
 
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
         that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their

@@ -118,7 +118,7 @@ class PhaseReport(Struct, frozen=True):
     serial: int
     when: When
     report: dict[str, Any]
-    """The pytest report, as ``pytest_report_to_serializable`` returns it."""
+    """The pytest report, as ``pytest_report_to_serializable`` returns it; for a plain pass only outcome and times."""
     at: float = 0.0
     """0 for an additional report."""
     exception: ExceptionSketch | None = None

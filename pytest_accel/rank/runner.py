@@ -338,7 +338,10 @@ class TestRunner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call."""
+        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call.
+
+        There is no wait if the driver has asked for the call with the test (`RunTest.with_call`).
+        """
         test = self._test
         test.driver.exit_if_forked(report)
         self._debugger.end()
