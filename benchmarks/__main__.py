@@ -17,6 +17,7 @@ from benchmarks import (
     adoption,
     broker,
     cluster,
+    cost,
     discovery,
     fairness,
     files,
@@ -71,6 +72,7 @@ def main() -> int:
     """Run the selected groups; return 1 if a figure misses its target, else 0."""
     groups: dict[str, Measure] = {
         "warm": warm.figures,
+        "cost": cost.figures,
         "launcher": launcher.figures,
         "cluster": cluster.figures,
         "fresh": fresh.figures,

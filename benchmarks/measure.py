@@ -87,12 +87,21 @@ class SessionTimes:
     """Start of each test."""
     ends: tuple[float, ...]
     """Time of the last report of each test."""
+    processor: tuple[float, ...]
+    """Processor time of the main process at the end of each test."""
+    rank_processor: tuple[float, ...]
+    """The same of rank 0; empty without ranks."""
     torch: bool
     """True if the main process had imported torch at the end."""
 
     def per_test(self, first: int) -> float:
         """Return the milliseconds per test, from test `first` on: earlier tests start processes and fill caches."""
         return (self.ends[-1] - self.begins[first]) / (len(self.ends) - first) * 1e3
+
+    def processor_per_test(self, first: int, *, rank: bool = False) -> float:
+        """Return the milliseconds of processor time per test, from test `first` on, of the main process or rank 0."""
+        times = self.rank_processor if rank else self.processor
+        return (times[-1] - times[first]) / (len(times) - 1 - first) * 1e3
 
     def per_collected_test(self, first: int) -> float:
         """Return :meth:`per_test` plus the test's part of the collection.
@@ -134,7 +143,9 @@ def session(
     `launcher` at the start of the command.
     """
     stamps = folder / "stamps.json"
-    stamps.unlink(missing_ok=True)
+    rank_stamps = folder / "stamps.json.0"
+    for path in (stamps, rank_stamps):
+        path.unlink(missing_ok=True)
     environment = clean_environment({STAMPS: str(stamps), **(extra or {})})
     begin = program or (python, *launcher, "-m", "pytest")
     command = [*begin, "-q", "-p", "no:cacheprovider", *arguments, "."]
@@ -160,17 +171,24 @@ def session(
         moments["collected"],
         tuple(moments["begins"]),
         tuple(moments["ends"]),
+        tuple(moments["processor"]),
+        tuple(json.loads(rank_stamps.read_text())["processor"]) if rank_stamps.exists() else (),
         moments["torch"],
     )
 
 
-def interleaved(sessions: Mapping[str, Callable[[], SessionTimes]], runs: int) -> dict[str, list[SessionTimes]]:
-    """Run each session `runs` times, alternately, so that a slow phase of the machine affects all of them."""
+def interleaved(
+    sessions: Mapping[str, Callable[[], SessionTimes]], runs: int, *, busy: bool = False
+) -> dict[str, list[SessionTimes]]:
+    """Run each session `runs` times, alternately, so that a slow phase of the machine affects all of them.
+
+    A session that other processes have disturbed is repeated, unless the machine is `busy` on purpose.
+    """
     results: dict[str, list[SessionTimes]] = {name: [] for name in sessions}
     for number in range(runs):
         for name, start in sessions.items():
             print(f"  {name}, run {number + 1} of {runs}", file=sys.stderr, flush=True)
-            results[name].append(_quiet(start))
+            results[name].append(start() if busy else _quiet(start))
     return results
 
 

@@ -12,7 +12,7 @@ CONFTEST = f"""
 import json, os, sys, time
 import pytest
 
-begins, ends, skipped, collecting, collected = [], [], [], 0.0, 0.0
+begins, ends, processor, collecting, collected = [], [], [], 0.0, 0.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection():
@@ -28,27 +28,28 @@ def pytest_runtest_logstart():
 
 def pytest_runtest_logfinish():
     ends.append(time.monotonic())
+    processor.append(time.process_time())
 
-def pytest_runtest_logreport(report):
-    if report.skipped:
-        skipped.append(f"{{report.nodeid}}: {{report.longreprtext}}")
-
-def pytest_sessionfinish():
-    if "{MARK}" not in os.environ:
-        with open(os.environ["{STAMPS}"], "w") as file:
-            json.dump(
-                {{
-                    "collecting": collecting,
-                    "collected": collected,
-                    "begins": begins,
-                    "ends": ends,
-                    "skipped": skipped,
-                    "torch": "torch" in sys.modules,
-                }},
-                file,
-            )
+# Not pytest_runtest_logreport: with a hook between setup and call, ranks wait for the driver before the call.
+def pytest_sessionfinish(session):
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [] if terminal is None else terminal.stats.get("skipped", [])
+    rank = f".{{os.environ['RANK']}}" if "{MARK}" in os.environ and "RANK" in os.environ else ""
+    with open(os.environ["{STAMPS}"] + rank, "w") as file:
+        json.dump(
+            {{
+                "collecting": collecting,
+                "collected": collected,
+                "begins": begins,
+                "ends": ends,
+                "processor": processor,
+                "skipped": [f"{{report.nodeid}}: {{report.longreprtext}}" for report in skipped],
+                "torch": "torch" in sys.modules,
+            }},
+            file,
+        )
 """
-"""The conftest of every suite, which records the measured times."""
+"""The conftest of every suite, which records the measured times, in a rank in a file of its own."""
 
 IMPORTS = """import pytest
 import torch

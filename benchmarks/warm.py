@@ -24,7 +24,7 @@ from benchmarks.measure import (
     torchrun,
 )
 
-_FIRST = 20
+FIRST = 20
 """The first measured test: the tests before it start the process group and fill allocator and caches."""
 
 
@@ -38,10 +38,10 @@ def _all_reduce_alone(folder: Path) -> float:
     return float(done.stdout)
 
 
-def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return the milliseconds per test, including the collection, in suites of ten files."""
+def sessions(folder: Path, effort: Effort, files: int) -> dict[str, Callable[[], SessionTimes]]:
+    """Return functions that run the sessions to compare; each suite has its tests in this number of files."""
     # The conftest imports torch, so that the time per test does not include this import.
-    write = partial(suites.write, tests=effort.tests, files=10, imported=["torch", "torch.distributed"])
+    write = partial(suites.write, tests=effort.tests, files=files, imported=["torch", "torch.distributed"])
     plain = write(folder / "plain", suites.PLAIN)
     two = write(folder / "two", suites.all_reduce('2, kind="cpu"'))
     four = write(folder / "four", suites.all_reduce('4, kind="cpu"'))
@@ -51,7 +51,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     def without(ranks: int) -> SessionTimes:
         return session(bare, [*PLUGINS, *WITHOUT], launcher=torchrun(ranks), extra=one_thread)
 
-    sessions: dict[str, Callable[[], SessionTimes]] = {
+    found: dict[str, Callable[[], SessionTimes]] = {
         "plain": lambda: session(plain, [*PLUGINS, *WITHOUT]),
         "two": lambda: session(two, [*PLUGINS, *WITH]),
         "two without": lambda: without(2),
@@ -60,17 +60,17 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     }
     if importlib.util.find_spec("expecttest") is not None:  # torch.testing._internal imports it.
         head, body = suites.CONTINUOUS
-        continuous = suites.write(
-            folder / "continuous",
-            body,
-            effort.tests,
-            head=head,
-            imported=["torch.testing._internal.common_distributed"],
-        )
-        sessions["continuous"] = lambda: session(continuous, [*PLUGINS, *WITHOUT])
-    results = interleaved(sessions, effort.runs)
+        module = "torch.testing._internal.common_distributed"
+        continuous = suites.write(folder / "continuous", body, effort.tests, head=head, imported=[module])
+        found["continuous"] = lambda: session(continuous, [*PLUGINS, *WITHOUT])
+    return found
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Return the milliseconds per test, including the collection, in suites of ten files."""
+    results = interleaved(sessions(folder, effort, 10), effort.runs)
     alone = [_all_reduce_alone(folder) for _ in range(effort.runs)]
-    values = {name: [run.per_collected_test(_FIRST) for run in runs] for name, runs in results.items()}
+    values = {name: [run.per_collected_test(FIRST) for run in runs] for name, runs in results.items()}
     base, ours = middle(values["plain"]), middle(values["two"])
 
     def figure(name: str, key: str, factor: float | None = None, reference: float = base, target: str = "") -> Figure:

@@ -157,7 +157,9 @@ def is_subtest(report: pytest.TestReport) -> bool:
     Both have a class for it, below that of the other reports. Its attributes do not tell: a suite may set any of them
     in a report of a phase.
     """
-    return any(base.__name__ in ("SubtestReport", "SubTestReport") for base in type(report).__mro__)
+    kind = type(report)
+    names = ("SubtestReport", "SubTestReport")
+    return kind is not pytest.TestReport and any(base.__name__ in names for base in kind.__mro__)
 
 
 def reason_of_skip(longrepr: Any) -> str:
@@ -329,6 +331,8 @@ def rename(item: pytest.Item, name: str, nodeid: str) -> None:
     """Give `item` another name and node id; only the id if it is a method of a `TestCase`, which runs by its name."""
     from _pytest.unittest import TestCaseFunction
 
+    if (item.name, item.nodeid) == (name, nodeid):
+        return
     own = vars(item)
     instance = own.get("_instance")
     # Another test needs another instance of its class. A function that a plugin has put in place may hold this one.
@@ -442,8 +446,13 @@ def set_terminal_file(config: pytest.Config, file: Any) -> None:
 
 
 def raw_environment() -> dict[bytes, bytes]:
-    """Return the environment as bytes. Without the private attribute, a copy takes 60 times as long."""
-    return dict(getattr(os.environ, "_data", os.environb))
+    """Return the environment as bytes, without the variable in which pytest names the running test and its phase.
+
+    Without the private attribute, a copy takes 60 times as long.
+    """
+    found = dict(getattr(os.environ, "_data", os.environb))
+    found.pop(b"PYTEST_CURRENT_TEST", None)
+    return found
 
 
 class Overridden:

@@ -141,7 +141,7 @@ class RankState:
     def sections(self) -> list[tuple[str, str]]:
         """Headlines and texts of the output that pytest has captured in the phases that the rank has passed."""
         reports = [self.reports[when].report for when in PHASES if when in self.reports]
-        passed = [report["sections"] for report in reports if report["outcome"] == "passed"]
+        passed = [report.get("sections", []) for report in reports if report["outcome"] == "passed"]
         return passed[-1] if passed else []  # The report of a phase has the output of those before it, too.
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -17,6 +17,7 @@ from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import lend_terminal
+from pytest_accel.driver.item_hooks import may_stop_call
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
 from pytest_accel.driver.world import LostWorld, World
@@ -74,8 +75,13 @@ class Driver:
             raise error
         world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
-        world.send(marked)
+        world.send(marked, with_call=not self._may_stop_call)
         return world
+
+    @cached_property
+    def _may_stop_call(self) -> bool:
+        """True if a hook may stop a test between setup and call; looked up when the first test begins."""
+        return may_stop_call(self.config)
 
     def _can_keep(self, world: World, before: MarkedTest | None, following: MarkedTest) -> bool:
         """Return whether `following` can use the world, and nobody else waits for it.

@@ -17,6 +17,25 @@ _RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
 _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
+_BEFORE_CALL = (
+    *("pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call"),
+    *("pytest_runtest_makereport", "pytest_runtest_logreport", "pytest_accel_merge"),
+)
+"""Hooks that pytest calls between the setup of a test and its call, or that may call the phases themselves."""
+_HARMLESS = ("_pytest", "pytest_accel", "xdist")
+"""Packages whose implementations of these hooks do not keep a test that has passed its setup from its call."""
+
+
+def may_stop_call(config: pytest.Config) -> bool:
+    """Return whether a conftest or plugin has a hook in this process that may stop a test between setup and call.
+
+    It may fail or skip the test there, after the ranks have passed the setup. Then they must leave out the call.
+    """
+    callers = (getattr(config.hook, name) for name in _BEFORE_CALL)
+    hooks = (hook for caller in callers for hook in caller.get_hookimpls())
+    return any(hook.function.__module__.partition(".")[0] not in _HARMLESS for hook in hooks)
+
+
 class _Hooks:
     """Replacement of an item's `ihook`. A session has one for each set of conftests that do not apply to a file."""
 
@@ -63,11 +82,11 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
             return made[conftests]
 
         def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
+            found = [*super().iter_markers(name)]
             marked = self.stash.get(MARKED, None)  # None in a copy that is not redirected yet.
-            if marked is not None and marked.leaves_to_ranks(name):
+            if found and marked is not None and marked.leaves_to_ranks(name):
                 return iter(())
-            found: Iterator[pytest.Mark] = super().iter_markers(name)
-            return found
+            return iter(found)
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
         kind.__name__,

@@ -115,11 +115,14 @@ class RankMonitor:
         self.kill_reason = self.kill_reason or kill_reason
         self.retire = self.retire or retire
 
-    def begin(self, now: float) -> None:
-        """Make a test the current one; it begins at the time `now`. Called for its collection, too."""
+    def begin(self, now: float, *, with_call: bool = False) -> None:
+        """Make a test the current one; it begins at the time `now`. Called for its collection, too.
+
+        The ranks begin its call as soon as they have passed its setup if `with_call` is set.
+        """
         self.serial += 1
         self.began = now
-        self.call_began = None
+        self.call_began = now if with_call else None
         self._debugger.begin()
         self._extras.clear()
         self.findings = NOTHING
@@ -181,7 +184,15 @@ class RankMonitor:
                 self._handle_received(rank)
 
     def _handle(self, rank: LinkToRank, message: object) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, PhaseReport) and message.serial == self.serial:
+            if message.at:
+                rank.reports[message.when] = message
+            else:
+                self._extras.append((rank.rank, message))
+        elif isinstance(message, Finished) and message.serial == self.serial:
+            rank.finished = message
+            self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
+        elif isinstance(message, Ready):
             self.ready.add(rank.rank)
         elif isinstance(message, Collected):
             rank.collected = message
@@ -193,11 +204,6 @@ class RankMonitor:
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
             self._record_end(rank, "died", sentences.exit_request(message.reason))
-        elif isinstance(message, PhaseReport) and message.serial == self.serial:
-            if message.at:
-                rank.reports[message.when] = message
-            else:
-                self._extras.append((rank.rank, message))
         elif isinstance(message, Announced):
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced = message
@@ -207,9 +213,6 @@ class RankMonitor:
             self._debugger.release()
         elif isinstance(message, TornDown):
             rank.torn_down = message
-        elif isinstance(message, Finished) and message.serial == self.serial:
-            rank.finished = message
-            self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
 
     # Observation from outside
 

@@ -189,20 +189,23 @@ class World:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def send(self, marked: MarkedTest) -> None:
+    def send(self, marked: MarkedTest, *, with_call: bool) -> None:
         """Have every rank set up the test now. A rank that has passed the setup waits to begin the call.
 
-        No-op if a rank cannot run the test.
+        With `with_call` it does not wait, unless its output is shown meanwhile, between lines of this process: each
+        message makes processes take turns, and on a busy machine each of them waits for a processor then. No-op if a
+        rank cannot run the test.
         """
         if self._refused is not None:
             self._refused = None
             return
         self.used = self._busy = True
-        self.monitor.begin(monotonic())
+        with_call = with_call and self._tail is None
+        self.monitor.begin(monotonic(), with_call=with_call)
         following = None if marked.following is None else marked.following.node
         serial, item = self.monitor.serial, marked.item
         names = item.name, item.nodeid
-        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, with_call))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
@@ -219,9 +222,10 @@ class World:
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
-        The ranks begin the call when this process waits for it: all hooks here around the setup have then ended. They
-        begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for the others. They leave
-        it out if this process waits for the teardown first, since a hook here has failed before the call.
+        Ranks that wait with the call (`send`) begin it when this process waits for it: all hooks here around the setup
+        have then ended. They begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for
+        the others. They leave it out if this process waits for the teardown first, since a hook here has failed before
+        the call.
 
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
         that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their
@@ -231,12 +235,12 @@ class World:
         if when != "setup":
             self._begin_call(RunCall() if when == "call" else SkipCall())
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            if self._any_failed_or_ended or self._any_held_long:
+            if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
                 self._begin_call(RunCall())
             self._pump_or_give_up(pending, when, limit)
         if self._any_failed_or_ended:
             self._begin_call(RunCall())
-        while (pending := [rank for rank in self._ranks if not rank.done]) and self._any_failed_or_ended:
+        while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
             if not in_teardown and self._grace().end == math.inf:
@@ -251,7 +255,8 @@ class World:
 
     @property
     def _any_failed_or_ended(self) -> bool:
-        return any(rank.end is not None or rank.has_failed for rank in self._unexpected)
+        ranks = [rank for rank in self._ranks if rank.end is not None or rank.has_failed]
+        return bool(ranks) and any(rank in ranks for rank in self._unexpected)
 
     @property
     def announced(self) -> list[Announced]:
@@ -382,7 +387,9 @@ class World:
         return all(rank.end is None for rank in self._ranks)
 
     def _grace(self) -> Grace:
-        found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_at_work)
+        found = Grace()
+        if self._any_failed_or_ended:
+            found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_at_work)
         if found.event is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
         return found._replace(end=found.end + self._held_up)

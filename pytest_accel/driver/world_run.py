@@ -36,6 +36,7 @@ class WorldRun:
         self._test = test
         self._driver = driver
         self._limits = limits
+        self._folders = folders_of(test.item.config)
         self._subtests: list[dict[str, Any]] = []
         """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
         self._outcomes: dict[When, str] = {}
@@ -101,7 +102,7 @@ class WorldRun:
             place=self._test.place,
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
-            folders=folders_of(self._test.item.config),
+            folders=self._folders,
             findings=world.monitor.findings,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
@@ -110,8 +111,9 @@ class WorldRun:
             announced=world.announced,
         )
         # Subtests of a setup that passed are reported with the call phase, which follows.
-        if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
-            reports = merged_subtests.merge(world.monitor.take_extras(when), phase)
+        has_ended = when != "setup" or any(outcome.ending != "passed" for outcome in outcomes)
+        if has_ended and (extras := world.monitor.take_extras(when)):
+            reports = merged_subtests.merge(extras, phase)
             self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
@@ -138,9 +140,8 @@ class WorldRun:
             raise
         except BaseException as error:
             # After another plugin's timeout the ranks still run.
-            folders = folders_of(item.config)
             for rank, stack in world.monitor.stacks().items():
-                item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
+                item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, self._folders))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         self._end_session_if_requested(world)

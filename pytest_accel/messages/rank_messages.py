@@ -50,6 +50,8 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
+    with_call: bool = False
+    """True if the call begins at once after a setup that has passed; False: `RunCall` or `SkipCall` follows."""
 
 
 class RunCall(Struct, frozen=True):
@@ -116,7 +118,7 @@ class PhaseReport(Struct, frozen=True):
     serial: int
     when: When
     report: dict[str, Any]
-    """The pytest report, as ``pytest_report_to_serializable`` returns it."""
+    """The pytest report, as ``pytest_report_to_serializable`` returns it; for a plain pass only outcome and times."""
     at: float = 0.0
     """0 for an additional report."""
     exception: ExceptionSketch | None = None

@@ -48,12 +48,14 @@ class RankContext:
         """The name of the `Gathering` in which this rank waits for others."""
         self.store: Store | None = None
         """The world's store for tests. Any process that reaches its port can write to it."""
+        self.store_connection: int | None = None
+        """The descriptor of this rank's connection to the store; None if it is not known."""
         self.signed_store: SignedStore | None = None
         """The same store, for values that only ranks of this world can have written."""
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
-        self.operations = self.pending_work = Operations(lambda: self.in_call)
+        self.operations = Operations(lambda: self.in_call)
         """The second name is for the collectives of the test that nobody has waited for."""
         self.raised_errors = RaisedErrors()
         self.recorder_started = False

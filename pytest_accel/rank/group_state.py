@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_accel.compat import torch_api
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import Channel
+from pytest_accel.messages.unix_sockets import is_readable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -68,6 +69,23 @@ def messages(context: RankContext) -> dict[str, dict[Channel, int]]:
     """
     groups = all_groups() if is_numbered_as_its_world(context) and not torch_api.compiles_messages() else []
     return {label(group): issued for group in groups if (issued := context.operations.messages(group))}
+
+
+def reaches_store(context: RankContext) -> bool:
+    """Return whether this rank is still connected to the world's store, if it has one.
+
+    torch's server ends the connection when a key or a value is too large, and torch does not connect again. The server
+    sends nothing but answers, so something to read is the end of the connection, or an answer to another thread. To ask
+    the server after each test would take a tenth of the test's time, and more on a busy machine.
+    """
+    connection = context.store_connection
+    if context.store is None or (connection is not None and not is_readable(connection)):
+        return True
+    try:
+        context.store.check(["accel"])
+    except RuntimeError:
+        return False
+    return True
 
 
 def has_own_default(context: RankContext) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -84,7 +83,6 @@ def run(session: SessionSpec, role: Role) -> int:
     # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
     process_state.reseed()
-    _yield_to_driver()
     start = _RankStart(session, role)
     code = pytest.main(start.args, plugins=[start])
     log.step("its pytest session has ended with status %d", code)
@@ -107,17 +105,6 @@ def _status(plugin: rank_plugin.RankPlugin, code: int) -> int:
         return FAILED_BY_HOOK
     # Failed tests have been reported already.
     return RETIRED if code == pytest.ExitCode.TESTS_FAILED else int(code)
-
-
-def _yield_to_driver() -> None:
-    """Set the scheduling policy SCHED_BATCH (sched(7)), so that a rank that wakes up does not preempt the driver.
-
-    The driver may still have other ranks to wake. The policy has no other cost. Processes that the rank starts have the
-    default policy. A policy that the session was started with (``chrt``) is kept.
-    """
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def _held(context: RankContext) -> str:

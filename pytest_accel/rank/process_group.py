@@ -13,6 +13,8 @@ from datetime import timedelta
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from pytest_accel import features
 from pytest_accel.compat import torch_api
 from pytest_accel.core.paths import store_folder
@@ -74,6 +76,7 @@ def prepare(context: RankContext, role: Role) -> None:
             role.store.close()
         store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
+    context.store_connection = _descriptor_of_connection(port)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
@@ -87,6 +90,15 @@ def prepare(context: RankContext, role: Role) -> None:
             backend, store=group_store, rank=rank, world_size=spec.key.group_size, timeout=GROUP_TIMEOUT
         )
         context.default_group = dist.group.WORLD
+
+
+def _descriptor_of_connection(port: int) -> int | None:
+    """Return the descriptor of this process's connection to the TCP `port` of its store; None if it is not found."""
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):  # psutil 5 has another name for the method.
+        for connection in psutil.Process().net_connections("tcp"):
+            if getattr(connection.raddr, "port", None) == port:  # A socket that listens has an empty tuple.
+                return connection.fd
+    return None
 
 
 def _use_world_store(context: RankContext, port: int) -> None:

@@ -117,6 +117,16 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
     return data
 
 
+def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
+    """Return what the driver needs of the `report` of a phase.
+
+    Of a phase that has passed without output these are its times: the driver makes a report of its own.
+    """
+    if report.passed and not (report.sections or report.user_properties or hasattr(report, "wasxfail")):
+        return {name: getattr(report, name) for name in ("outcome", "duration", "start", "stop")}
+    return serialize(config, report)
+
+
 def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[dict[str, Any], ExceptionSketch | None]:
     """Return the data that plugins send with `report`, and the exception if collecting the data has made `report` fail.
 

@@ -43,7 +43,7 @@ from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.leak_check import LeakCheck, check_failed
 from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
-from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
+from pytest_accel.rank.reports import RankReports, collect_rank_data, phase_data, serialize
 from pytest_accel.settings.options import RECORD, output_path
 
 
@@ -230,7 +230,7 @@ class TestRunner:
                 finished,
                 collectives=group_state.collectives(context),
                 groups=group_state.created_count(),
-                unawaited=context.pending_work.end(),
+                unawaited=context.operations.end(),
                 messages=group_state.messages(context),
                 properties={} if peak is None else {"accel_peak_memory": peak},
             )
@@ -338,7 +338,10 @@ class TestRunner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call."""
+        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call.
+
+        There is no wait if the driver has asked for the call with the test (`RunTest.with_call`).
+        """
         test = self._test
         test.driver.exit_if_forked(report)
         self._debugger.end()
@@ -358,7 +361,7 @@ class TestRunner:
         if test.item is not None:
             plugin_data, invalid = collect_rank_data(test.item, report)
             exception = invalid or exception
-        data = serialize(self._config, report)
+        data = phase_data(self._config, report)
         if plugin_data:
             data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
@@ -372,7 +375,7 @@ class TestRunner:
             test.teardown.append(phase_report)
             return
         test.driver.send(phase_report)
-        if report.when == "setup":
+        if report.when == "setup" and not test.request.with_call:
             test.interruption = test.driver.wait_for_call()
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:

@@ -33,7 +33,7 @@ def agreed(announced: Sequence[Announced]) -> tuple[ExpectedEnd, ...]:
     Return nothing, too, if no rank would be left to report: then no outcome of the test is known.
     """
     ends = announced[0].ends if announced else ()
-    if any(one.ends != ends for one in announced):
+    if not ends or any(one.ends != ends for one in announced):
         return ()
     return () if leave_nobody(ends, len(announced)) else ends
 
@@ -71,6 +71,8 @@ def announced_hang(ranks: Sequence[RankState], announced: Sequence[Announced]) -
     It is infinite if a rank among them is to end in another way.
     """
     times = {end.rank: end.after for end in agreed(announced) if end.after is not None}
+    if not times:
+        return Grace()
     pending = {rank.rank for rank in ranks if not rank.settled("call")}
     if not pending or not times.keys() >= pending:
         return Grace()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 
 import pytest
 
@@ -239,3 +240,107 @@ def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suit
     torn_down = [words[1:] for words in ran if words[0] == "teardown"]
     assert len(torn_down) == 10, run.text
     assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"
+
+
+def test_the_call_does_not_wait_for_the_driver_if_no_hook_may_stop_it(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        from pathlib import Path
+
+        PID = Path(__file__).with_name("pid")
+
+        def pytest_sessionstart():
+            if "RANK" not in os.environ:
+                PID.write_text(str(os.getpid()))
+        """,
+    )
+    suite.write(
+        "test_stopped.py",
+        """
+        import os
+        import signal
+
+        import pytest
+        from conftest import PID
+
+        @pytest.fixture
+        def stopped_driver(rank):
+            if rank == 0:
+                os.kill(int(PID.read_text()), signal.SIGSTOP)
+
+        @pytest.mark.distributed(2, kind="cpu", init=False)
+        def test_continues(stopped_driver, rank):
+            if rank == 0:
+                os.kill(int(PID.read_text()), signal.SIGCONT)
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_continues": "PASSED"})
+
+
+_STOPPING_HOOKS = {
+    "setup": """
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_setup():
+            if IN_DRIVER:
+                pytest.skip("by a hook")
+        """,
+    "call": """
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_call():
+            if IN_DRIVER:
+                pytest.skip("by a hook")
+        """,
+    "makereport": """
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(call):
+            report = yield
+            if IN_DRIVER and call.when == "setup":
+                report.outcome, report.longrepr = "failed", "by a hook"
+            return report
+        """,
+    "logreport": """
+        def pytest_runtest_logreport(report):
+            if IN_DRIVER and report.when == "setup":
+                pytest.exit("by a hook")
+        """,
+    "merge": """
+        def pytest_accel_rank_data():
+            return {} if IN_DRIVER else {"key": 1}
+
+        def pytest_accel_merge(report):
+            if report.when == "setup":
+                raise ValueError("by a hook")
+        """,
+    "protocol": """
+        def pytest_runtest_protocol(item, nextitem):
+            from _pytest.runner import call_and_report
+
+            if IN_DRIVER:
+                item.add_report_section("setup", "stdout", "by a hook")
+                for when in ("setup", "teardown"):
+                    call_and_report(item, when, nextitem=nextitem)
+                pytest.exit("by a hook")
+        """,
+}
+
+
+@pytest.mark.parametrize("hook", _STOPPING_HOOKS)
+def test_ranks_wait_with_the_call_for_each_hook_of_the_driver_that_may_stop_it(suite: Suite, hook: str) -> None:
+    header = 'import os\nimport pytest\n\nIN_DRIVER = "RANK" not in os.environ\n'
+    (suite.path / "conftest.py").write_text(header + textwrap.dedent(_STOPPING_HOOKS[hook]))
+    suite.write(
+        "test_stopped.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, kind="cpu", init=False)
+        def test_never_called():
+            open("called", "w").close()
+        """,
+    )
+    run = suite.run("-rs")
+    assert "by a hook" in run.text
+    assert not (suite.path / "called").exists()

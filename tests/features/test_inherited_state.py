@@ -196,6 +196,8 @@ def test_what_a_conftest_sets_in_each_process_does_not_change_the_verdict(suite:
 
         def test_settings():
             assert signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL
+            if hasattr(os, "sched_getscheduler"):
+                assert os.sched_getscheduler(0) == os.sched_getscheduler(os.getppid())
 
         def test_dies(rank):
             os._exit(3)

@@ -28,7 +28,7 @@ def reported(rank: int, ending: Ending, at: float, exception: ExceptionSketch | 
 
 
 def passed(rank: int, **report: Any) -> RankOutcome:
-    return reported(rank, "passed", 1.0, None, longrepr=None, **report)
+    return reported(rank, "passed", 1.0, None, **report)
 
 
 def failed(rank: int, text: str = "assert 0 == 1", at: float = 1.0, line: int = 7, **report: Any) -> RankOutcome:

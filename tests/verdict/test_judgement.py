@@ -346,6 +346,7 @@ def test_captured_output_is_labelled_by_rank() -> None:
     assert judged(*outcomes).sections == labelled
     assert judged(*outcomes, died(3)).sections == labelled
     assert judged(passed(0, sections=[out])).sections == (out,)
+    assert judged(passed(0)._replace(later=died(0, sections=(log,)))).sections == (log,)
 
 
 @pytest.mark.parametrize(
