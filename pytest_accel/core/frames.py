@@ -86,9 +86,9 @@ def failure_place(
     """
     for location, _ in getattr(longrepr, "reprlocation_lines", ()):
         return None if location.lineno is None else (str(location.path), location.lineno)
-    if getattr(longrepr, "reprcrash", None) is None:
+    if (crash := getattr(longrepr, "reprcrash", None)) is None:
         return None
-    if match := _SCOPE_MISMATCH.match(str(excinfo.value)):
+    if match := _SCOPE_MISMATCH.search(crash.message):
         return os.path.join(folders.root, match[1]), int(match[2])
     shown = excinfo.traceback.filter(excinfo)
     return folders.place_of_failure([(str(entry.path), entry.lineno + 1) for entry in shown]) if shown else None
