@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from msgspec import Struct
 
-from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.computing import held_up, is_computing
 from pytest_accel.core.paths import (
     CAPTURED_FILES,
     HEADING,
@@ -92,9 +92,9 @@ class MachineInspector:
         """Return the number of out-of-memory kills, the same for all ranks of a machine; see `oom.oom_kills`."""
         return dict.fromkeys(ranks, oom_kills())
 
-    def at_work(self, pids: Mapping[int, int]) -> dict[int, bool]:
-        """Return which processes are computing; see `is_at_work`."""
-        return {rank: is_at_work(pid) for rank, pid in pids.items()}
+    def computing(self, pids: Mapping[int, int]) -> dict[int, bool]:
+        """Return which processes are computing; see `is_computing`."""
+        return {rank: is_computing(pid) for rank, pid in pids.items()}
 
     def held_up(self, pids: Mapping[int, int]) -> dict[int, bool]:
         """Return which processes wait for a processor or a disk; see `held_up`."""

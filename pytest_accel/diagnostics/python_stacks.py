@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.computing import held_up, is_computing
 from pytest_accel.core.frames import PACKAGE, Folders, is_library
 
 _INTERVAL = 0.02
@@ -79,7 +79,7 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     began = monotonic()
     sizes = dict(before)
     unchanged = 0
-    while unchanged < (_LOOKS if any(map(is_at_work, pids.values())) else 1) and (
+    while unchanged < (_LOOKS if any(map(is_computing, pids.values())) else 1) and (
         (passed := monotonic() - began) < timeout
         or (passed < _LONGEST and held_up(pid for rank, pid in pids.items() if sizes[rank] == before[rank]))
     ):

@@ -73,28 +73,28 @@ class Grace(NamedTuple):
     """The event that started the grace time."""
 
 
-def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> Grace:
+def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bool]) -> Grace:
     """Return the grace time of the ranks that may wait in vain.
 
     A rank may wait in vain for a rank that has ended, or for one that failed or skipped in the phase that the waiting
     rank is in, or earlier. In teardown, a rank may wait in vain for a rank that has failed and finished the test; while
     a live rank is computing, teardown has only the ordinary timeout. No grace time begins before `resumed`, when the
-    last debugger ended. `at_work` returns True if a live rank is computing; it is called only after a death or a
+    last debugger ended. `computing` returns True if a live rank is computing; it is called only after a death or a
     failure.
     """
     deaths = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
-    failures = _failures(ranks, at_work)
+    failures = _failures(ranks, computing)
     if not deaths and not failures:
         return Grace()
     at, event = min(deaths + failures)
     graces = [Grace(max(at, resumed) + GRACE, GRACE, event)]
-    if deaths and not at_work():
+    if deaths and not computing():
         at, event = min(deaths)
         graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, event))
     return min(graces)
 
 
-def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
+def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
     """Return time and rank of each phase that did not pass and for which another rank may wait in vain."""
     failures: list[tuple[float, RankEvent]] = []
     wrong = [
@@ -118,6 +118,6 @@ def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[t
             and "teardown" in rank.reports
             and any(report.report["outcome"] == "failed" for report in rank.reports.values())
         ]
-        if gone and not at_work():
+        if gone and not computing():
             failures.append(min(gone))
     return failures

@@ -231,7 +231,7 @@ class RankMonitor:
         if not self._has_records or now < self._next_look:
             return False
         before, self._deadlock, pause = self._deadlock, {}, _NEXT_LOOK
-        if not self.is_any_at_work():
+        if not self.is_any_computing():
             records = self._examiner.records(self._alive)
             if len(records) < len(self.ranks):
                 pause = _UNANSWERED
@@ -240,10 +240,10 @@ class RankMonitor:
         self._next_look = monotonic() + pause
         return bool(self._deadlock) and self._deadlock == before
 
-    def is_any_at_work(self) -> bool:
+    def is_any_computing(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._examiner.ask(MachineInspector.at_work, unfinished).values())
+        return any(self._examiner.ask(MachineInspector.computing, unfinished).values())
 
     def is_any_held_up(self) -> bool:
         """Return True if a rank that has not finished the test waits for a processor or a disk."""

@@ -389,7 +389,7 @@ class World:
     def _grace(self) -> Grace:
         found = Grace()
         if self._any_failed_or_ended:
-            found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_at_work)
+            found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_computing)
         if found.event is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
         return found._replace(end=found.end + self._held_up)

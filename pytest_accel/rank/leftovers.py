@@ -17,8 +17,8 @@ from time import sleep
 
 import psutil
 
-from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.computing import is_computing, is_thread_computing
 from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import Leak, LeakKind
@@ -87,8 +87,10 @@ def left_running(spawned: Spawned) -> list[Leak]:
         threads = [one for one in spawned if isinstance(one, Thread) and one.is_alive() and not _may_stay(one)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
-        at_work = any(map(_is_tree_at_work, children)) or any(is_thread_at_work(one.native_id or 0) for one in threads)
-        idle = 0 if at_work else idle + 1
+        computing = any(map(_is_tree_computing, children)) or any(
+            is_thread_computing(one.native_id or 0) for one in threads
+        )
+        idle = 0 if computing else idle + 1
         sleep(_INTERVAL)
     return [
         *(Leak(LeakKind.PROCESS, cut_end(words, 80), number=pid) for pid, words in children.items()),
@@ -109,9 +111,9 @@ def _running(pids: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def _is_tree_at_work(pid: int) -> bool:
+def _is_tree_computing(pid: int) -> bool:
     """Return whether the process or a descendant, for which it may wait, is at work."""
-    return is_at_work(pid) or any(map(_is_tree_at_work, children_of(pid)))
+    return is_computing(pid) or any(map(_is_tree_computing, children_of(pid)))
 
 
 def _may_stay(thread: Thread) -> bool:

@@ -23,13 +23,13 @@ from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
 from pytest_accel.messages.role import Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
-from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.link_to_driver import LinkToDriver
+from pytest_accel.rank.main_process_plugins import MainProcessPlugins
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
 from pytest_accel.rank.runner import TestRunner

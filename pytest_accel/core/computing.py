@@ -10,16 +10,16 @@ from time import sleep
 
 import psutil
 
-_AT_WORK = ("R", "D")
+_COMPUTING = ("R", "D")
 """States of a thread that runs or waits for a processor, and of a thread that waits for a disk."""
 _WATCHED = 0.02
 """Seconds for which threads are watched to see whether they run. The kernel counts running time about every 4 ms."""
 
 
-def is_at_work(pid: int) -> bool:
+def is_computing(pid: int) -> bool:
     """Return True if a thread of the process runs, or waits only for a processor or a disk."""
     if sys.platform == "linux":
-        return any(_state(thread) in _AT_WORK for thread in _threads(pid))
+        return any(_state(thread) in _COMPUTING for thread in _threads(pid))
     else:  # noqa: RET505 - without `else`, mypy calls these lines unreachable on Linux.
         with suppress(psutil.Error):
             return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)
@@ -42,21 +42,21 @@ def held_up(pids: Iterable[int]) -> set[int]:
 
 
 def _running_times(pid: int) -> dict[str, float]:
-    """Return the seconds for which each thread of the process that is at work has run.
+    """Return the seconds for which each thread of the process that is computing has run.
 
     The first number in the file ``schedstat`` has them in nanoseconds (``Documentation/scheduler/sched-stats.rst``).
     """
     found = {}
     for thread in _threads(pid):
         with suppress(OSError, IndexError):  # The thread has ended, or the kernel counts no time.
-            if _state(thread) in _AT_WORK:
+            if _state(thread) in _COMPUTING:
                 found[thread.name] = int((thread / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
     return found
 
 
-def is_thread_at_work(number: int) -> bool:
-    """Return True if the thread `number` (`threading.Thread.native_id`) of this process is at work; Linux only."""
-    return _state(Path(f"/proc/self/task/{number}")) in _AT_WORK
+def is_thread_computing(number: int) -> bool:
+    """Return True if the thread `number` (`threading.Thread.native_id`) of this process is computing; Linux only."""
+    return _state(Path(f"/proc/self/task/{number}")) in _COMPUTING
 
 
 def _threads(pid: int) -> list[Path]:
