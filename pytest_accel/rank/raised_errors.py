@@ -15,9 +15,9 @@ class RaisedErrors:
     """The errors of devices that torch has raised in the running test; one for each rank.
 
     torch makes an object of one class (`torch_api.accelerator_error`) for each error that the runtime of a device
-    reports, in whichever function the error shows. So a recording `__init__` of this class sees all of them, also those
-    that the test has caught, and costs nothing while there is no error. Tracing all exceptions would slow every test
-    down, and an exception that `pytest.raises` has caught cannot be found later: it is gone.
+    reports, in whichever function the error shows. So a recording `__init__` of this class sees all errors, also if the
+    test has caught them, and costs nothing while there is no error. Tracing all exceptions would slow every test down,
+    and an exception that `pytest.raises` has caught cannot be found later: it is gone.
 
     Errors that torch raises as a plain RuntimeError, such as those of cuBLAS and of older releases, are not recorded.
     """
@@ -62,5 +62,5 @@ class RaisedErrors:
 
 
 def first_line(error: object) -> str:
-    """Return the first line of the text of `error`. The others explain how to debug it."""
+    """Return the first line of the text of `error`. The other lines explain how to debug it."""
     return str(error).strip().partition("\n")[0]

@@ -69,7 +69,7 @@ class RankPlugin:
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
         self.retired = False
         self.exit_status: int | None = None
-        """Exit status of the session before the hooks for its end; None: it has not ended."""
+        """Exit status of the session before the hooks for its end; None if it has not ended."""
         self._role = role
         self._collector = RankCollector(late_variables)
         self._debugger = RankDebugger(role.listener)
@@ -150,8 +150,9 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
-        # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
+        # A rank that began without torch prepares for tests after it has imported the first test's file, which may set
+        # variables that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so
+        # it makes no difference.
         if self._collector.late_variables.active and self._problem is not None:
             self.refuse(self._problem)
             return True
