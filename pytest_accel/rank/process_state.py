@@ -163,7 +163,7 @@ def restore(before: State, after: State, now: State) -> Iterator[Leak]:
             continue
         for name in sorted({*old, *new}, key=str):
             was, became = old.get(name), new.get(name)
-            # A setting that has been changed again until `now` has been restored by a fixture.
+            # If a setting has changed again until `now`, a fixture has restored it.
             if was == became or current.get(name) != became or _is_no_leak(kind, name, was, became):
                 continue
             try:

@@ -60,7 +60,7 @@ _open = open  # A test may replace it.
 
 
 class RankOutput:
-    """Pytest plugin of a rank that owns the files of its output. For a test that writes nothing, it only looks at them."""
+    """Pytest plugin of a rank that owns the files of its output; it only looks at them if a test writes nothing."""
 
     def __init__(self, context: RankContext) -> None:
         """Make descriptors 1 and 2 write to the files of this rank, and 0 read from the null device.
