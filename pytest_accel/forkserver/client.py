@@ -69,7 +69,7 @@ class ForkServerClient:
     def start(self, world: WorldSpec, descriptors: Sequence[int] = (), port: int | None = None) -> None:
         """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
 
-        The caller may close its descriptors after this call. `port` is that of the world's store, if another server
+        The caller may close its descriptors after this call. `port` is the port of the world's store, if another server
         has opened it. A server on another machine cannot be passed open files. Raise OSError if too many are open.
         """
         self._used = True

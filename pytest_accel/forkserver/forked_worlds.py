@@ -39,7 +39,7 @@ class ForkedWorlds:
         fork: Callable[[Role, Collection[Role]], int],
         send: Callable[[ServerReport], None],
     ) -> None:
-        """``fork(role, roles)`` forks the rank with one of `roles`, those of a world; it returns the rank's process id.
+        """``fork(role, roles)`` forks the rank with one of the `roles` of a world; it returns the rank's process id.
 
         `send` sends a message to the pool.
         """

@@ -45,8 +45,7 @@ def fork_rank(
     """Fork a process, which becomes the rank with this `role`; return its pid.
 
     The child closes the sockets of the other `roles`, and calls ``leave_server()`` to drop all that only the server
-    uses. If
-    `own_group` is False, the child stays in the server's process group.
+    uses. If `own_group` is False, the child stays in the server's process group.
     """
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).

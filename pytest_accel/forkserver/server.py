@@ -59,7 +59,7 @@ from pytest_accel.messages.world_spec import WorldSpec
 
 
 class _Server:
-    """The loop of the fork server: waits for messages, exits, deadlines and the end of the controller."""
+    """The loop of the fork server, which waits for messages, exits of ranks, deadlines and the controller's end."""
 
     def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
         self.connection = connection
@@ -102,7 +102,7 @@ class _Server:
     def _leave(self) -> None:
         """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
         for number, handler in self._inherited_handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: a library has installed the handler.
+            signal.signal(number, handler or signal.SIG_DFL)  # None if a library has installed the handler.
         for one in (self.connection, self._woken, self._waker):
             one.close()
         if self._controller_end is not None:
@@ -224,7 +224,7 @@ def _has_other_modules(path: Sequence[str]) -> bool:
 
 
 def _start_anew(connection: int, first: FirstStep, given: int | None, path: Sequence[str]) -> NoReturn:
-    """Replace this process by a fork server that has not imported anything yet; the arguments are those of `main`."""
+    """Replace this process by a fork server that has not imported anything yet; its `main` gets the arguments."""
     for descriptor in (connection, given):
         if descriptor is not None:
             os.set_inheritable(descriptor, True)

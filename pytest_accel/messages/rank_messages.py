@@ -89,7 +89,7 @@ class Collected(Struct, frozen=True):
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
     unexpected: frozenset[NodeRef] = frozenset()
-    """The tests of the file that have marks ``xfail``, none of which applies in the rank."""
+    """The tests of the file that have ``xfail`` marks, but none that applies in the rank."""
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
     prepared: bool = True
@@ -113,7 +113,7 @@ class ForkReturned(Struct, frozen=True):
 
 
 class PhaseReport(Struct, frozen=True):
-    """The report of one phase of a test, or an additional report in it, such as that of a subtest."""
+    """The report of one phase of a test, or an additional report in it, such as the report of a subtest."""
 
     serial: int
     when: When

@@ -27,7 +27,7 @@ if sys.platform == "linux":
 _CREDENTIALS = Struct("=iII")
 """Pid, user id and group id."""
 _accept = socket._accept  # type: ignore[attr-defined]
-# The methods of the base class in C. A suite that guards its network replaces those of `socket.socket`.
+# The methods of the base class in C. A suite that guards its network replaces the methods of `socket.socket`.
 _bind, _listen, _connect, _setblocking = _Plain.bind, _Plain.listen, _Plain.connect, _Plain.setblocking
 _getsockopt, _setsockopt = _Plain.getsockopt, _Plain.setsockopt
 WRITE_TIMEOUT = 30

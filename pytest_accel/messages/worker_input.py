@@ -1,6 +1,6 @@
 """The identity of a rank as a worker, in the form of the data that pytest-xdist's workers have: `config.workerinput`.
 
-By this attribute suites tell the main process from others. With the worker's id they name files that are not shared.
+By this attribute suites tell the main process from others. With the worker's id they name things that are not shared.
 """
 
 from __future__ import annotations

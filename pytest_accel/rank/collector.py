@@ -89,7 +89,7 @@ class RankCollector:
         node = yield
         if node is None:
             return None
-        if path not in self._directory_nodes:  # Since pytest 9.1, the first node owns the fixtures of the conftest.
+        if path not in self._directory_nodes:  # Since pytest 9.1, the node owns the fixtures of the conftest.
             self._directory_nodes[path] = node
             # pytest would look at all files in the directory again for each file that is collected. Directories of
             # other classes decide for themselves what is in them.

@@ -132,7 +132,7 @@ class LeakCheck:
         )
 
     def _doubt(self, now: _Seen) -> str:
-        """Return why the rank should not run another test, although this one has left nothing; empty if it may."""
+        """Return why the rank should not run another test, although this test has left nothing; empty if it may."""
         context = self._context
         if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
             return "the test destroyed or replaced the world's default process group"

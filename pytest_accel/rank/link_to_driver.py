@@ -53,7 +53,7 @@ class LinkToDriver:
                     return pytest.skip.Exception("the driver does not run the call")
                 return interruption
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-                # An OSError with a number comes from the kernel: the connection has ended. Others come from handlers.
+                # An OSError with a number comes from the kernel: the connection has ended. Handlers raise other errors.
                 if isinstance(error, EOFError) or (isinstance(error, OSError) and error.errno is not None):
                     pytest.exit("the driver does not wait for the test any more")
                 interruption = interruption or error

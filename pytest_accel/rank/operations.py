@@ -231,7 +231,7 @@ class Operations:
         return failed
 
     def end(self) -> tuple[UnawaitedCollective, ...]:
-        """End the test: wait for its collectives, and return those that failed or did not complete."""
+        """End the test: wait for its collectives, and return the collectives that failed or did not complete."""
         with self._lock:
             left, self._started = self._started, {}
         deadline = monotonic() + _LIMIT

@@ -62,7 +62,7 @@ def prepare(context: RankContext, role: Role) -> None:
         dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
     device = torch_devices.select(context)
     fake_store: Store | None = None
-    if spec.key.fake_size is not None:  # Call this before the check, since it registers the backend.
+    if spec.key.fake_size is not None:  # Before the check of the backend, since this registers it.
         fake_store = features.require(context.config, "fake_group").pytest_accel_open_fake_group(context=context)
     backend = None
     if spec.key.init:

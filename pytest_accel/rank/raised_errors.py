@@ -19,7 +19,7 @@ class RaisedErrors:
     test has caught them, and costs nothing while there is no error. Tracing all exceptions would slow every test down,
     and an exception that `pytest.raises` has caught cannot be found later: it is gone.
 
-    Errors that torch raises as a plain RuntimeError, such as those of cuBLAS and of older releases, are not recorded.
+    Errors that torch raises as a plain RuntimeError, such as cuBLAS's and all in older releases, are not recorded.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RaisedErrors:
         self._installed = False
 
     def begin(self) -> None:
-        """Forget the errors of the last test, and record those that torch raises from now on."""
+        """Forget the errors of the last test, and record the errors that torch raises from now on."""
         self._lines.clear()
         self._records = True
         if not self._installed and (error := torch_api.accelerator_error(modules.get("torch"))) is not None:

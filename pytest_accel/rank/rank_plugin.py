@@ -140,7 +140,7 @@ class RankPlugin:
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Collect nothing yet; return True, so that pytest does not collect. Other plugins' hooks are called before.
 
-        If no hook of the suite has changed the current folder here, the rank enters that of the controller.
+        If no hook of the suite has changed the current folder here, the rank enters the controller's.
         """
         spec = self.context.session
         if spec.folder is not None and current_folder() == spec.invocation_dir:

@@ -119,7 +119,7 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
 
 def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
     """Return the data of the `report` of a phase that the driver needs."""
-    # The driver makes its own report of a phase that has passed without output, and needs only the times.
+    # The driver makes its own report of a phase that has passed without output, and needs only outcome and times.
     if report.passed and not (report.sections or report.user_properties or hasattr(report, "wasxfail")):
         return {name: getattr(report, name) for name in ("outcome", "duration", "start", "stop")}
     return serialize(config, report)

@@ -159,7 +159,7 @@ class TestRunner:
         try:
             item = self._collector.find(session, request.node)
             device_memory.reset_peak_memory(self._context.torch_device)
-            rename(item, *request.names)  # Several tests of the driver may be this one in a rank.
+            rename(item, *request.names)  # In a rank, one item may be several tests of the driver.
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)

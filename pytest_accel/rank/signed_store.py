@@ -104,7 +104,7 @@ class SignedStore:
 class FolderStore:
     """The store of a world whose interpreter has no torch: a file for each value.
 
-    The methods are those of torch's `Store` that the plugin uses.
+    It has the methods of torch's `Store` that the plugin uses.
     """
 
     def __init__(self, folder: str) -> None:

@@ -40,7 +40,7 @@ class FailedWork(NamedTuple):
 
 
 def verify(context: RankContext) -> None:
-    """Raise :class:`MaskError` if torch sees other devices than those that the rank has been given."""
+    """Raise :class:`MaskError` if torch sees other devices than the rank has been given."""
     seen = context.visible_devices
     try:
         context.vendor.verify(seen, os.environ)
