@@ -3,7 +3,7 @@
 If a rank hangs, its main thread is in a native call, where Python signal handlers do not run. So a thread of the rank
 waits for the signal, which is blocked in all others. torch records collectives of every backend if
 `TORCH_FR_BUFFER_SIZE` is set before the first one (``torch/csrc/distributed/c10d/FlightRecorder.hpp``). It does not
-record `send` and `recv` of gloo, nor the ranks of a group. The rank adds the ranks.
+record `send` and `recv` of gloo, nor the ranks of a group, which are added here.
 """
 
 from __future__ import annotations

@@ -50,9 +50,10 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
     """Return the ranks and the number of issued collectives of each group of this rank, by the group's name.
 
     The number is None if the backend does not number collectives; gloo and nccl do. The result is empty if torch does
-    not number the ranks as the world does: then equal names do not mean the same group on all ranks.
+    not number the ranks as the world does.
     """
     numbers: dict[str, tuple[tuple[int, ...], int | None]] = {}
+    # If it does not, equal names do not mean the same group on all ranks.
     if not is_numbered_as_its_world(context):
         return numbers
     import torch.distributed as dist
