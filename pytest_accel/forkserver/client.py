@@ -69,7 +69,7 @@ class ForkServerClient:
     def start(self, world: WorldSpec, descriptors: Sequence[int] = (), port: int | None = None) -> None:
         """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
 
-        The caller may close its descriptors after this call. `port` is that of the world's store, if another server
+        The caller may close its descriptors after this call. `port` is the port of the world's store, if another server
         has opened it. A server on another machine cannot be passed open files. Raise OSError if too many are open.
         """
         self._used = True
@@ -105,17 +105,17 @@ class ForkServerClient:
             self._reading.cancel()
 
     def _send(self, message: ServerRequest, descriptors: Sequence[int] = ()) -> None:
-        """Send `message`, and `descriptors` after it. All that is sent is small, so a full socket is not read."""
+        """Send `message`, and `descriptors` after it."""
         try:
             with without_sigpipe():
                 data = frame(encode(message))
                 if self._socket.send(data) < len(data):
-                    raise BlockingIOError
+                    raise BlockingIOError  # All messages are small: if the socket is full, the server does not read.
                 for first in range(0, len(descriptors), MOST_AT_ONCE):
                     send_fds(self._socket, [b"\0"], descriptors[first : first + MOST_AT_ONCE])
         except ConnectionError:
             pass  # The server has ended, which `_read` notices.
-        except OSError:  # The server does not read, or has got a part of the message only.
+        except OSError:  # The server does not read, or has got only a part of the message.
             self._process.kill()
 
     async def _read(self) -> None:
@@ -133,7 +133,7 @@ class ForkServerClient:
                     self._report(message)
         if not self._is_stopping:
             await self._exit()
-        if not self._is_stopping:
+        if not self._is_stopping:  # `stop` may have been called during the wait.
             self._ended(self._spec.server, self._process.loss)
 
     async def _receive(self) -> bytes:
@@ -150,5 +150,5 @@ class ForkServerClient:
         return False
 
     async def _exits_within(self, seconds: float) -> bool:
-        # A poll on all systems, since the process may be the child of another one, whose exit no descriptor tells.
+        # Poll on all systems: the process may be the child of another process, and no descriptor reports its exit then.
         return await loop_tasks.becomes_true(lambda: self._process.wait(0.0), seconds, _EXIT_POLL)

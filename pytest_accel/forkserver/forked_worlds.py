@@ -39,7 +39,7 @@ class ForkedWorlds:
         fork: Callable[[Role, Collection[Role]], int],
         send: Callable[[ServerReport], None],
     ) -> None:
-        """``fork(role, roles)`` forks the rank with one of `roles`, those of a world; it returns the rank's process id.
+        """``fork(role, roles)`` forks the rank with one of the `roles` of a world; it returns the rank's process id.
 
         `send` sends a message to the pool.
         """
@@ -51,9 +51,9 @@ class ForkedWorlds:
         self._deadlines: dict[int, float] = {}
         """Time at which the ranks of a world are killed (`clock.monotonic`), by the number of the world."""
         self._known = children_of(os.getpid())
-        """The children of this process that no rank has just left.
+        """The children of this process that it had at the last look, or before the first rank.
 
-        A plugin or the preloaded module may have started some before the first rank; ranks have left the others.
+        A plugin or a preloaded module may have started some of them; ranks have left the others.
         """
 
     @property
@@ -63,7 +63,7 @@ class ForkedWorlds:
         return None if due is None else max(0.0, due - monotonic())
 
     def start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
-        """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_roles`.
+        """Start the ranks of `spec` that belong to this server; `port` is as in :func:`_open_roles`.
 
         The ranks inherit the descriptors `locks`, which are closed in this process before another world is started.
         """
@@ -78,6 +78,7 @@ class ForkedWorlds:
         except Exception as error:
             step("cannot start world %d: %r", spec.world, error)
             self.kill(spec.world)
+            # The text of `_check_loopback` is for users.
             text = str(error) if isinstance(error, ConnectionError) else traceback.format_exc()
             self._send(StartFailed(spec.world, text))
 
@@ -97,16 +98,17 @@ class ForkedWorlds:
                     kill_tree(pid)
 
     def reap(self) -> None:
-        """Collect the exit statuses of all children that have exited, and send those of ranks.
+        """Collect the exit statuses of all children that have exited, and send the exits of ranks.
 
-        What a rank has left running in its process group is killed, and so is what it has moved elsewhere, unless all
+        Processes that ranks have left running are killed: always in the ranks' process groups, and elsewhere unless all
         these ranks have retired.
         """
         exits = list(self._collect_exits())
         if not exits:
             return
         children = children_of(os.getpid()).difference(self._ranks)
-        orphans, self._known = children - self._known, children  # This process adopts what ranks have left.
+        orphans, self._known = children - self._known, children  # This process adopts what ranks leave.
+        # Nothing tells which of these ranks has left an orphan.
         if any(status != RETIRED << 8 for _, _, status in exits):
             for pid in orphans:
                 if not cleans_up(pid):

@@ -41,7 +41,7 @@ def blas_without_threads() -> contextlib.AbstractContextManager[None]:
 
 
 def import_installed(names: Sequence[str]) -> None:
-    """Import those of the modules `names` that are installed."""
+    """Import the modules in `names` that are installed."""
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -68,9 +68,7 @@ def import_named(names: Sequence[str]) -> str | None:
 def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
     """Run pytest in `directory`, to import its own and all installed plugins with rewritten asserts.
 
-    `options` may leave out plugins. ``--version`` twice is the shortest run that loads plugins. The ranks read
-    conftests and ini files themselves. Hooks of third-party plugins are not called, because their effects on the
-    process would remain (pytest-django blocks databases).
+    `options` may leave out plugins. The ranks read conftests and ini files themselves.
     """
     import pytest
 
@@ -87,6 +85,8 @@ def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
     }
     try:
         with _variables(changed), contextlib.redirect_stdout(io.StringIO()):
+            # `--version` twice is the shortest run that loads plugins. With `OptionsOnly`, hooks of third-party plugins
+            # are not called: their effects on the process would remain (pytest-django blocks databases).
             pytest.main(
                 ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *options],
                 plugins=[OptionsOnly()],
@@ -103,8 +103,8 @@ def thread_count() -> int:
 def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
     """Return why ranks must not be forked from this process, or None if they may be.
 
-    The text continues a sentence that begins with "importing it". Modules in `known`, and this number of `threads`,
-    were there before.
+    The text continues a sentence that begins with "importing it". Modules in `known` and this number of `threads`
+    existed before it.
     """
     if thread_count() > threads:
         return "starts threads"

@@ -1,8 +1,8 @@
 """The process of a rank: its fork from the server, a new interpreter if its test needs one, and its exit.
 
-A rank whose mark's ``env`` has to be set before any module is imported gets a new interpreter: the forked process
-replaces itself by one. So it is a child of the fork server and has its sockets, as all other ranks, but nothing that
-the fork server has imported. The same holds for ranks with hash seeds of their own: a fork has that of its parent.
+A rank whose mark's ``env`` has to be set before any module is imported gets a new interpreter, by which the forked
+process replaces itself. So it is a child of the fork server and has its sockets, as all other ranks, but nothing that
+the fork server has imported.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def fork_rank(
 ) -> int:
     """Fork a process, which becomes the rank with this `role`; return its pid.
 
-    The child closes the sockets of the other `roles`, and ``leave_server()`` undoes what only the server needs. If
-    `own_group` is False, the child stays in the server's process group.
+    The child closes the sockets of the other `roles`, and calls ``leave_server()`` to drop all that only the server
+    uses. If `own_group` is False, the child stays in the server's process group.
     """
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).
@@ -66,7 +66,7 @@ def fork_rank(
             if own_group:
                 setsid()
             variables = _variables(session, role.spec, role.rank)
-            if not all(map(is_read_later, variables)):
+            if not all(map(is_read_later, variables)):  # Modules that the server has imported may have read them.
                 _start_interpreter(session, role, variables)
             code = _run(session, role)
         except BaseException:
@@ -86,13 +86,14 @@ def _run(session: SessionSpec, role: Role) -> int:
 def _variables(session: SessionSpec, spec: WorldSpec, rank: int) -> dict[str, str]:
     """Return the environment variables that `rank` must have when its interpreter starts."""
     seed = session.hash_seed
+    # A fork has the hash seed of its parent, so a rank with a hash seed of its own needs a new interpreter.
     varied = {} if seed is None or spec.ranks == 1 else {"PYTHONHASHSEED": str(crc32(f"{seed}/{rank}".encode()))}
     return {**varied, **dict(spec.key.env)}
 
 
 def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str, str]) -> NoReturn:
     """Replace this process, a fork of the fork server, by a new interpreter that becomes the rank with `role`."""
-    # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
+    # A new interpreter inherits that signals are ignored or blocked. Otherwise they would terminate it as it starts.
     signal(STACK_SIGNAL, SIG_IGN)
     block_flight_signal()
     store = None if role.rank else role.store
@@ -140,7 +141,7 @@ def main(descriptor: int) -> NoReturn:
 
 
 def _disown_exit_functions() -> None:
-    """Drop the exit functions inherited from the parent, which runs them itself; run only those registered from now on.
+    """Drop the exit functions inherited from the parent, which runs them itself. Later functions run at the exit.
 
     Call this in a child right after a fork.
     """

@@ -59,7 +59,7 @@ from pytest_accel.messages.world_spec import WorldSpec
 
 
 class _Server:
-    """The loop of the fork server: waits for messages, exits, deadlines and the end of the controller."""
+    """The loop of the fork server, which waits for messages, exits of ranks, deadlines and the controller's end."""
 
     def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
         self.connection = connection
@@ -102,7 +102,7 @@ class _Server:
     def _leave(self) -> None:
         """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
         for number, handler in self._inherited_handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: a library has installed the handler.
+            signal.signal(number, handler or signal.SIG_DFL)  # None if a library has installed the handler.
         for one in (self.connection, self._woken, self._waker):
             one.close()
         if self._controller_end is not None:
@@ -113,8 +113,8 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     """Import what ranks need, then serve the session that this process is given, and exit.
 
     `step_one` is a :class:`FirstStep`. The socket on which the server serves, and an unnamed file with its
-    :class:`Serve`, come over the socket `connection`. If the process has replaced itself, it has them already:
-    `connection` and `given`.
+    :class:`Serve`, arrive on the socket `connection`. If the process has received them and then replaced itself, they
+    are `connection` and `given`.
     """
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
@@ -183,7 +183,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
 
 
 def _receive(connection: int, parent: int) -> list[int] | None:
-    """Return the two descriptors that come over the socket `connection`; None if it, or `parent`, ends before."""
+    """Return the two descriptors that arrive on the socket `connection`; None if it is closed, or `parent` exits."""
     with Connection(connection) as waiting, contextlib.ExitStack() as stack:
         watched = [connection]
         if (end := prctl.end_of(parent)) is not None:  # As in `_Server`, EOF is not enough.
@@ -224,7 +224,7 @@ def _has_other_modules(path: Sequence[str]) -> bool:
 
 
 def _start_anew(connection: int, first: FirstStep, given: int | None, path: Sequence[str]) -> NoReturn:
-    """Replace this process by a fork server that has not imported anything yet; the arguments are those of `main`."""
+    """Replace this process by a fork server that has not imported anything yet; its `main` gets the arguments."""
     for descriptor in (connection, given):
         if descriptor is not None:
             os.set_inheritable(descriptor, True)
@@ -252,7 +252,7 @@ def _start_resource_tracker(directory: str) -> None:
 
 
 def _clean_up(folder: str | None) -> tuple[str, ...]:
-    """Kill all descendants, remove the session's `folder` (None: another process does), and return who lives on."""
+    """Kill all descendants, and remove the session's `folder` if it is given; return the processes that live on."""
     left = kill_descendants()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)

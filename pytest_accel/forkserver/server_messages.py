@@ -34,9 +34,9 @@ class FirstStep(NamedTuple):
     own_folder: str | None
     """`SessionSpec.own_folder`."""
     plugin_options: tuple[str, ...] | None
-    """`SessionSpec.plugin_options`; None: the server does not import torch either."""
+    """`SessionSpec.plugin_options`; None if the server does not import torch either."""
     problem: str | None = None
-    """Why the server must not import pytest's plugins, as a first attempt has shown; None: it may."""
+    """Why the server must not import pytest's plugins, as a first attempt has shown; None if it may."""
 
 
 class Serve(Struct, frozen=True):
@@ -45,7 +45,7 @@ class Serve(Struct, frozen=True):
     spec: SessionSpec
     controller: int
     environment: Mapping[str, str] | None = None
-    """The environment to take on; None: the process has been started with it."""
+    """The environment to take on; None if the process has been started with it."""
 
 
 class ContinueRank(Struct, frozen=True):
@@ -73,11 +73,11 @@ class StartWorld(Struct, frozen=True, tag=True):
     """Start the ranks of a world that belong to this server."""
 
     spec: WorldSpec | None
-    """None: it is in an unnamed file, so that a world of any size never blocks the pool while the server imports."""
+    """None if it is in an unnamed file, so that a world of any size never blocks the pool while the server imports."""
     port: int | None = None
     """Port of the world's store, if another server has created it."""
     descriptors: int = 0
-    """Number of the descriptors that follow: that of the file, and those that all ranks of the world inherit."""
+    """Number of the descriptors that follow: the file's, and the descriptors that all ranks of the world inherit."""
 
 
 class KillWorld(Struct, frozen=True, tag=True):

@@ -87,7 +87,7 @@ class OwnServer:
     def kill(self) -> None:
         if self.process.poll() is None:
             kill_tree(self.process.pid)
-        # A session that has given up root's rights cannot kill it, but it ends with this if it waits for `serve`.
+        # A session that has given up root's rights cannot kill the process, which exits now if it waits for `serve`.
         self._connection.close()
 
     def wait(self, timeout: float | None) -> bool:
@@ -127,7 +127,7 @@ class EarlyServer:
         """None once the session has started its fork server."""
 
     def spawn(self, spec: SessionSpec, end: socket) -> ServerProcess:
-        """Return the process, which serves `spec` then, or a new one (`Spawn`)."""
+        """Have the process serve `spec`, and return it; or start and return a new process (`Spawn`)."""
         server, self._server = self._server, None
         if server is None:
             return spawn_here(spec, end)
@@ -150,17 +150,15 @@ class EarlyServer:
 
 
 def _for_server(environment: Mapping[str, str], directory: str, server: int) -> dict[str, str]:
-    """Return `environment`, this process's, for a fork server."""
+    """Return the environment for a fork server that is made from `environment`, this process's."""
     return {**unmeasured(for_own_ranks(environment)), MARK: mark(directory, server)}
 
 
 def _inherited() -> tuple[object, ...]:
-    """Return what a new process inherits: its ranks have it, and its imports may depend on it.
-
-    torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
-    """
+    """Return the settings that a new process inherits: its ranks have them, and its imports may depend on them."""
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
     return (
+        # torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
         {name: value for name, value in os.environ.items() if not is_read_later(name)},
         current_folder(),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *sorted(os.getgroups())),
@@ -173,7 +171,7 @@ def _inherited() -> tuple[object, ...]:
 
 
 def _umask() -> int:
-    """Return the mask of new files. It is read by setting one; other threads get no file that others may read."""
+    """Return the mask of new files. To read it, set a mask with which other threads make no file readable to others."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

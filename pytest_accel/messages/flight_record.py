@@ -17,11 +17,11 @@ class RankWait(Struct, frozen=True):
     """
 
     kind: Literal["collective", "receive", "send", "exchange"]
-    """``exchange`` is a call of a `Gathering`, such as the fixture `gather`; its name is that of its counter."""
+    """``exchange`` is a call of a `Gathering`, such as the fixture `gather`; its counter has its name."""
     group: str
     """Name of the process group; empty for an exchange, which needs none."""
     number: int
-    """The number of the operation, from 1: for messages on their way from one rank to another, else in the group."""
+    """The number of the operation, from 1: among the messages from one rank to another, or else in the group."""
     peers: tuple[int, ...]
     counters: tuple[str, ...]
     tag: int = 0
@@ -35,7 +35,7 @@ class FlightRecord(Struct, frozen=True):
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The ranks of each group of the rank, by the group's name; all ranks by ""."""
     issued: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Numbers of operations that the rank has issued in each group, by counter; those without a group by ""."""
+    """Numbers of operations that the rank has issued in each group, by counter; exchanges have the group ""."""
     wait: RankWait | None = None
     quiet: float = 0.0
     """Seconds for which the rank issues nothing unless another rank acts; 0 if that is unknown."""

@@ -28,7 +28,7 @@ def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
             if key in collected:
                 raise RankDataError(f"pytest_accel_rank_data: two implementations returned the key {key!r}")
             try:
-                dumps(value)  # Other types than these are errors for marshal, also derived ones.
+                dumps(value)  # All other types, also derived types, are errors for marshal.
             except ValueError:
                 raise RankDataError(
                     f"pytest_accel_rank_data returned {key}=... with a value that is not plain; "

@@ -51,15 +51,15 @@ class RunTest(Struct, frozen=True):
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
     with_call: bool = False
-    """True if the call begins at once after a setup that has passed; False: `RunCall` or `SkipCall` follows."""
+    """True if the call begins at once after a setup that has passed; False if `RunCall` or `SkipCall` follows."""
 
 
 class RunCall(Struct, frozen=True):
-    """Begin the call of the running test. A rank that does not wait for that, after its setup, ignores the message."""
+    """Begin the call of the running test. A rank that does not wait after its setup ignores the message."""
 
 
 class SkipCall(Struct, frozen=True):
-    """Leave out the call of the running test, since the driver does. It takes the place of :class:`RunCall`."""
+    """Leave out the call of the running test, as the driver does. Sent instead of :class:`RunCall`."""
 
 
 class TearDown(Struct, frozen=True):
@@ -89,7 +89,7 @@ class Collected(Struct, frozen=True):
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
     unexpected: frozenset[NodeRef] = frozenset()
-    """The tests of the file that have marks ``xfail``, none of which applies in the rank."""
+    """The tests of the file that have ``xfail`` marks, but none that applies in the rank."""
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
     prepared: bool = True
@@ -113,7 +113,7 @@ class ForkReturned(Struct, frozen=True):
 
 
 class PhaseReport(Struct, frozen=True):
-    """The report of one phase of a test, or an additional report in it, such as that of a subtest."""
+    """The report of one phase of a test, or an additional report in it, such as the report of a subtest."""
 
     serial: int
     when: When
@@ -219,14 +219,14 @@ class UnawaitedCollective(Struct, frozen=True):
     path: str
     line: int
     error: str | None
-    """First line of the error; None: it has not completed."""
+    """First line of the error; None if the collective has not completed."""
 
 
 class TornDown(Struct, frozen=True):
     """The answer to :class:`TearDown`."""
 
     error: ExceptionSketch | None = None
-    """The error of the fixtures; None: there was none."""
+    """The error of the fixtures, or None."""
     text: str = ""
     """The text of the error, with its traceback."""
 
@@ -253,11 +253,11 @@ class Leak(Struct, frozen=True):
     old: str = ""
     """Value of the setting before the test."""
     new: str = ""
-    """Value of the setting after it."""
+    """Value of the setting after the test."""
     number: int = 0
     """The process id, or the bytes of device memory."""
     lasting: bool = False
-    """True if the ranks are replaced for it: the next test must not find it. Other settings have been put back."""
+    """True if the ranks are replaced because the next test must not find the leak. Other settings are put back."""
 
 
 class Finished(Struct, frozen=True):
@@ -271,17 +271,17 @@ class Finished(Struct, frozen=True):
     """
     warnings: tuple[WarningSketch, ...] = ()
     late_teardown_error: str | None = None
-    """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
+    """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""
     leaks: tuple[Leak, ...] = ()
     device_error: str = ""
     """The error of work on a device that has made the device unusable for the rank, which must be killed; or empty."""
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     groups_by_test: int = 0
-    """Number of these that the test has created."""
+    """Number of these process groups that the test has created."""
     messages: Mapping[str, Mapping[Channel, int]] = field(default_factory=dict)
     """Numbers of point-to-point operations since the group was made, for each group in which there were any."""
     unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
-    """Why the ranks do not run another test, although this one did nothing wrong; empty: they may."""
+    """Why the ranks do not run another test, although this test did nothing wrong; empty if they may."""

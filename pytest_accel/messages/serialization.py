@@ -30,7 +30,7 @@ def exception_text(error: BaseException) -> str:
     """Return the text of `error`, or a replacement if its ``str()`` raises.
 
     The ``str()`` of some errors is not readable. For pytest's error for a missing fixture, return the first line of its
-    report; for those of a doctest, what the example raised, or what was expected of it.
+    report; for the errors of a doctest, the example's own error, or its expected and actual output.
     """
     try:
         if isinstance(error, pytest.FixtureLookupError):
@@ -48,7 +48,7 @@ def exception_text(error: BaseException) -> str:
 def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type[Exception]:
     """Return an exception type that stands in for a type of another process; its instances have a given text.
 
-    It has the name of that type, and has the type itself as base if this process has imported it, else `fallback`.
+    It has the name of that type. Its base is the type itself if this process has imported it, else `fallback`.
     """
     kind: Any = sys.modules.get(module)
     for name in qualname.split("."):
@@ -66,7 +66,7 @@ def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type
             return self._text
 
         def __getattr__(self, name: str) -> Any:
-            # The base class's __getattr__ may need what its __init__ sets: that of urllib's HTTPError raises KeyError.
+            # The base class's __getattr__ may need attributes from its __init__: urllib's HTTPError raises a KeyError.
             raise AttributeError(name)
 
     StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = qualname.rpartition(".")[2], qualname, module

@@ -19,11 +19,11 @@ class SessionSpec(Struct, frozen=True):
     directory: str
     """The session's private folder: sockets, logs and stack files of its ranks."""
     basetemp: str
-    """The parent of every rank's base temporary directory: that of the controller, as for xdist's workers."""
+    """The parent of every rank's base temporary directory: the controller's, as for xdist's workers."""
     preload: tuple[str, ...] | None
-    """Modules that the fork server imports after torch and pytest's plugins; None: it imports none of these."""
+    """Modules that the fork server imports after torch and pytest's plugins; None if it imports none."""
     plugin_options: tuple[str, ...] | None
-    """The options of the session that say which plugins pytest loads; None: the fork server loads none."""
+    """The options of the session that say which plugins pytest loads; None if the fork server loads none."""
     roles: tuple[tuple[str, RoleName], ...]
     """Roles that the user has given to plugins, by module or package."""
     markers: tuple[str, ...]
@@ -33,7 +33,7 @@ class SessionSpec(Struct, frozen=True):
     distributed: bool
     """True if xdist distributes the tests; its workers then are the drivers."""
     logs: str | None = None
-    """Folder in which the ranks' logs are kept; None: they are not kept."""
+    """Folder in which the ranks' logs are kept; None if they are not kept."""
     leaks: str = "warn"
     """Reaction to a test that leaks resources: ``warn``, ``fail`` or ``off``."""
     streams: bool = False
@@ -47,21 +47,21 @@ class SessionSpec(Struct, frozen=True):
     remote: bool = False
     """True if the fork server is on another machine than the driver; it has its own `directory`, and removes it."""
     clock: float = 0.0
-    """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `remote`."""
+    """Seconds to add to `clock.monotonic` to get the driver's time; its clock is another clock if `remote`."""
     shared: bool = True
     """True if `basetemp` is the driver's, on a file system that both machines share."""
     fractions: Mapping[str, float] = {}
     """Fraction of the memory of each device that this session may use, if it runs inside a rank with a share of it."""
     coverage: str | None = None
-    """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
+    """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None if they do not."""
     folder: str | None = None
-    """The controller's current folder, which its conftests may have changed; None: it has been removed."""
+    """The controller's current folder, which its conftests may have changed; None if it has been removed."""
     hash_seed: int | None = None
-    """Seed for the hash seeds of the ranks; None: all ranks have the hash seed of their fork server."""
+    """Seed for the hash seeds of the ranks; None if all ranks have the hash seed of their fork server."""
 
     @property
     def own_folder(self) -> str | None:
-        """The session's folder if this fork server removes it; None if it shares it with the driver's own, number 0."""
+        """The session's folder if this fork server removes it; None if the driver's own server, number 0, does so."""
         return self.directory if self.server == 0 or self.remote else None
 
 

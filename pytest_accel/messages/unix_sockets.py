@@ -27,11 +27,11 @@ if sys.platform == "linux":
 _CREDENTIALS = Struct("=iII")
 """Pid, user id and group id."""
 _accept = socket._accept  # type: ignore[attr-defined]
-# The methods of the base class in C. A suite that guards its network replaces those of `socket.socket`.
+# The methods of the base class in C. A suite that guards its network replaces the methods of `socket.socket`.
 _bind, _listen, _connect, _setblocking = _Plain.bind, _Plain.listen, _Plain.connect, _Plain.setblocking
 _getsockopt, _setsockopt = _Plain.getsockopt, _Plain.setsockopt
 WRITE_TIMEOUT = 30
-"""Seconds for which a write may wait for the process at the other end. One that does not read is stopped or hangs."""
+"""Seconds that a write may wait for the process at the other end, which is stopped or hangs if it does not read."""
 
 
 class Connection(_Connection):
@@ -122,7 +122,7 @@ def accept(listener: socket) -> socket:
 def is_readable(descriptor: int, timeout: float = 0.0) -> bool:
     """Return whether `descriptor` has data or has ended; wait for that at most `timeout` seconds.
 
-    No clock is read: a test may have stopped the clock that `multiprocessing` reads.
+    This reads no clock: a test may have stopped the clock that `multiprocessing` reads.
     """
     waiting = poll()
     waiting.register(descriptor, POLLIN)
@@ -132,7 +132,7 @@ def is_readable(descriptor: int, timeout: float = 0.0) -> bool:
 def has_ended(descriptor: int) -> bool:
     """Return whether the other end of a connection is closed, even if data has arrived before that."""
     waiting = poll()
-    waiting.register(descriptor, 0)  # The end is always reported.
+    waiting.register(descriptor, 0)  # poll() always reports the end.
     return bool(waiting.poll(0))
 
 

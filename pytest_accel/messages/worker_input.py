@@ -1,6 +1,6 @@
-"""The identity of a rank as a worker: what pytest-xdist gives each of its workers in `config.workerinput`.
+"""The identity of a rank as a worker, in the form of the data that pytest-xdist's workers have: `config.workerinput`.
 
-Suites tell the main process from all others by this attribute, and name what they do not share by the worker's id.
+By this attribute suites tell the main process from others. With the worker's id they name things that are not shared.
 """
 
 from __future__ import annotations

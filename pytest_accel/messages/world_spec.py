@@ -1,4 +1,4 @@
-"""Description of a world: what its tests need, and the devices, machines and fork servers that it has got."""
+"""Description of a world: the needs of its tests, and the devices, machines and fork servers that it has."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class WorldSpec:
     devices: tuple[Device, ...] = ()
     """All devices of the lease, rank by rank. A device that several ranks share occurs several times."""
     servers: tuple[int, ...] = ()
-    """Number of each rank's fork server; empty: the driver's own server forks all ranks."""
+    """Number of each rank's fork server; empty if the driver's own server forks all ranks."""
     machines: tuple[int, ...] = ()
-    """Number of each rank's machine; 0 is the driver's. Empty: all ranks are on the driver's machine."""
+    """Number of each rank's machine; 0 is the driver's. Empty if all ranks are on the driver's machine."""
     addresses: tuple[str, ...] = ()
-    """Network address of each rank's machine; empty: all ranks are on one machine."""
+    """Network address of each rank's machine; empty if all ranks are on one machine."""
     workers: tuple[WorkerInput, ...] = field(default=(), repr=False, compare=False)
     """`config.workerinput` of each rank."""
     secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
@@ -40,12 +40,12 @@ class WorldSpec:
 
     @property
     def grouped(self) -> bool:
-        """True if the ranks form a distributed world; False: one process that only has devices."""
+        """True if the ranks form a distributed world; False for one process that only has devices."""
         return self.key.grouped
 
     @property
     def share(self) -> Share | None:
-        """Share that each rank has of each of its devices; None: whole devices."""
+        """Share that each rank has of each of its devices; None for whole devices."""
         return None if self.key.need is None else self.key.need.share
 
     def server_of(self, rank: int) -> int:

@@ -1,9 +1,9 @@
 """Code that runs in a rank, and nothing that another process uses.
 
-A rank is a whole pytest session. To send it the function of the test alone would be less, and harnesses that spawn
-processes do so. But a test is more than its function: fixtures of all scopes, parameters, conftests, plugins, rewritten
-assertions and captured output have to exist in each rank, and a function that was pickled has none of them. So a rank
-collects the test's file itself, and runs setup, call and teardown by pytest's own protocol.
+A rank is a whole pytest session. Harnesses that spawn processes send them only the test's function, which is simpler.
+But a test is more than its function: fixtures of all scopes, parameters, conftests, plugins, rewritten assertions and
+captured output have to exist in each rank, and a pickled function has none of them. So a rank collects the test's file
+itself, and runs setup, call and teardown by pytest's own protocol.
 
 The ranks meet at a port on which the fork server listens before they exist, and each process group has its own keys in
 the store behind it. The usual ways fail: a port that is picked and closed may belong to another program when it is

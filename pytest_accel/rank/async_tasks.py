@@ -17,21 +17,21 @@ _KINDS = (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await"))
 
 
 def write_stacks(file: IO[str], number: int, frame: FrameType | None) -> None:
-    """Write the stacks of tasks with code of the suite to `file`, as faulthandler does those of threads.
+    """Write the stacks of tasks with code of the suite to `file`, as faulthandler writes the stacks of threads.
 
     This is a handler of signals: the main thread runs `frame`. The test's task comes last, as the main thread does in
-    a dump. This does nothing unless an event loop waits: the code of a task that runs is on the thread's stack.
+    a dump. No-op unless an event loop waits.
     """
     siginterrupt(number, False)  # faulthandler undoes this when it has called this handler before.
     asyncio: Any = modules.get("asyncio")  # Importing it takes long.
     with suppress(Exception):  # No event loop runs. No other error may fail the test, which may go on.
         if asyncio is None or asyncio.current_task() is not None:
-            return
+            return  # The code of a running task is on the thread's stack.
         run = set()
         while frame is not None:
             run |= {value for value in frame.f_locals.values() if issubclass(type(value), asyncio.Task)}
             frame = frame.f_back
-        # The plugin of anyio has a task for all fixtures and tests, which is older than those that they create: by
+        # The plugin of anyio has a task for all fixtures and tests, which is older than the tasks that these create: by
         # default, the name of a task ends with its number.
         order = {task: (task not in run, len(task.get_name()), task.get_name()) for task in asyncio.all_tasks()}
         for task in sorted(order, key=order.__getitem__, reverse=True):
@@ -43,7 +43,7 @@ def write_stacks(file: IO[str], number: int, frame: FrameType | None) -> None:
 
 
 def _frames(awaited: object) -> Iterator[FrameType]:
-    """Return the frames of a coroutine and of those that it awaits, the innermost last."""
+    """Yield the frames of a coroutine and of the coroutines that it awaits, the innermost last."""
     while awaited is not None:
         kind, following = next((one for one in _KINDS if hasattr(awaited, f"{one[0]}_frame")), ("", ""))
         if (frame := getattr(awaited, f"{kind}_frame", None)) is None:

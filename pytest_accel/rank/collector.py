@@ -27,7 +27,7 @@ from pytest_accel.rank.late_variables import LateVariables
 _MOST_NAMES = 5
 """Number of names of tests that a message lists."""
 _LONGEST_NAME = 100
-"""Number of characters of such a name that it shows."""
+"""Number of characters that a message shows of each name."""
 
 
 class NotCollected(Exception):
@@ -77,30 +77,28 @@ class RankCollector:
         self._files: dict[str, dict[NodeRef, pytest.Item | None]] = {}
         """The tests of each collected file; None if a reference does not identify a test."""
         self.unexpected: dict[str, frozenset[NodeRef]] = {}
-        """The tests that have marks ``xfail``, none of which applies here, by the path of their file."""
+        """The tests that have ``xfail`` marks, but none that applies here, by the path of their file."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
-        """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
+        """The test that is expected next, or None if it is unknown, and the collectors that stay set up for it."""
         self._file: Path
         """The file that is being collected."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """Use one node for a directory in all collections: since pytest 9.1, it owns the fixtures of its conftest.
-
-        In a directory, collect only the path to the file. pytest would look at all files in it again for each file
-        that is collected. Other classes of directories decide for themselves what is in them.
-        """
+        """Use one node for a directory in all collections, and collect only the path to the file in it."""
         node = yield
         if node is None:
             return None
-        if path not in self._directory_nodes:
+        if path not in self._directory_nodes:  # Since pytest 9.1, the node owns the fixtures of the conftest.
             self._directory_nodes[path] = node
+            # pytest would look at all files in the directory again for each file that is collected. Directories of
+            # other classes decide for themselves what is in them.
             if type(node) in (pytest.Dir, pytest.Package):
                 node.collect = partial(self._on_the_way, node)
         return self._directory_nodes[path]
 
     def _on_the_way(self, directory: pytest.Directory) -> Iterator[pytest.Item | pytest.Collector]:
-        """Collect the file or the directory in `directory` that leads to the file that is being collected."""
+        """Collect in `directory` the file that is being collected, or the directory on the path to it."""
         path = next((one for one in (self._file, *self._file.parents) if one.parent == directory.path), None)
         if path is None:
             return
@@ -138,7 +136,7 @@ class RankCollector:
     def find(self, session: pytest.Session, node: NodeRef, digest: bytes = b"") -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
 
-        `digest` is that of the file when the driver has collected it. Raise :class:`TestNotFound` if this rank has no
+        `digest` is the digest of the file when the driver collected it. Raise :class:`TestNotFound` if this rank has no
         such test, or if the file has changed since, :class:`NotCollected` if the collection of the file fails, and
         :class:`FileSkipped` if the file is skipped as a whole.
         """
@@ -157,7 +155,7 @@ class RankCollector:
         return found
 
     def families(self, path: str) -> frozenset[TestFamily]:
-        """Return those families of the file `path` in which this rank can find each test."""
+        """Return the families of tests in the file `path` in which this rank can find each test."""
         tests = self._files.get(path, {})
         unclear = {node.family for node, item in tests.items() if item is None}
         return frozenset(node.family for node in tests) - unclear
@@ -193,26 +191,25 @@ class RankCollector:
             node = reference(item)
             first = tests.setdefault(node, item)
             if first is not None and first is not item and not are_copies(first, item):
-                tests[node] = None
+                tests[node] = None  # The driver's test may be either of the two.
         self._files[path] = tests
 
     def _announce_conftests(self, config: pytest.Config) -> None:
         """Register the fixtures of conftests of the file whose directory has never been collected.
 
-        At the end of a collection, pytest 9.1 forgets the fixtures of conftests whose directory was not part of it. It
-        keeps those of the others and of the root directory, which must not be registered a second time: each of their
-        fixtures would be duplicated.
+        At the end of a collection, pytest 9.1 forgets the fixtures of conftests whose directory was not part of it.
         """
         fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
         for directory in self._file.parents:
             name = str(directory / "conftest.py")
             plugin = config.pluginmanager.get_plugin(name)
+            # pytest keeps these fixtures. Registered a second time, each of them would be duplicated.
             is_known = directory == config.rootpath or directory in self._collected_directories
             if plugin is not None and not is_known:
                 fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
 
     def following(self, session: pytest.Session, item: pytest.Item, request: RunTest) -> pytest.Item | None:
-        """Return the item to pass to pytest as the next one after `item`; None if it is the last one.
+        """Return the item to pass to pytest as the next item after `item`; None if `item` is the last test.
 
         pytest keeps the fixtures that the two items share.
         """
@@ -228,6 +225,7 @@ class RankCollector:
                 assert item.parent is not None
                 return _UnknownItem.from_parent(item.parent, name="again")
             return known or _UnknownItem.from_parent(file, name="later")
+        # In another file: keep the fixtures of the session, and of the directories that are above both files.
         path = Path(request.next.path)
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
         return _UnknownItem.from_parent(shared[-1] if shared else session, name="later")
@@ -300,7 +298,7 @@ def _name(node: NodeRef | None, root: Path) -> str:
 
 
 def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFound:
-    """Return an error that says how `tests`, those of `file` in this rank, differ from the driver's test `node`."""
+    """Return an error that says how the `tests` of `file` in this rank differ from the driver's test `node`."""
     if node in tests:
         text = f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
         return TestNotFound(f"{file}: {text}")

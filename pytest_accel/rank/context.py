@@ -43,7 +43,7 @@ class RankContext:
         self.tests = 0
         """Number of tests that this world has begun, for all its drivers. The same number on every rank."""
         self.exchanges: Counter[str] = Counter()
-        """The calls of each `Gathering` in the running test. A rank that fails may make fewer than the others."""
+        """Number of calls of each `Gathering` in the running test; a rank that fails may make fewer than the others."""
         self.awaited_exchange: str | None = None
         """The name of the `Gathering` in which this rank waits for others."""
         self.store: Store | None = None
@@ -54,9 +54,9 @@ class RankContext:
         """The same store, for values that only ranks of this world can have written."""
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
-        """The environment variables that pytest-accel has set for this rank; None: unset."""
+        """The environment variables that pytest-accel has set for this rank; None if it has unset the variable."""
         self.operations = Operations(lambda: self.in_call)
-        """The second name is for the collectives of the test that nobody has waited for."""
+        """The operations of torch.distributed that this rank has issued."""
         self.raised_errors = RaisedErrors()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""

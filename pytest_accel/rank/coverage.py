@@ -32,6 +32,7 @@ class RankCoverage:
             raise RuntimeError("coverage already measures this process, which is a rank: unset COVERAGE_PROCESS_START")
         self._coverage = running
         patches = running.get_option("run:patch")
+        # Processes that the suite starts are measured only if coverage's own patch for them is on.
         if not (isinstance(patches, list) and "subprocess" in patches):
             del os.environ[COVERAGE_SETTINGS]
         # coverage itself saves nothing at exit if a test has created its own Coverage object.

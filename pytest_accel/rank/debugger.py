@@ -24,7 +24,7 @@ class RankDebugger:
 
     def __init__(self, listener: socket) -> None:
         self.driver: LinkToDriver | None = None
-        """The driver of the running test, which can lend its terminal; None: no test runs."""
+        """The driver of the running test, which can lend its terminal; None if no test runs."""
         self._listener = listener
         self._pid = getpid()
         self._config: pytest.Config | None = None
@@ -71,7 +71,7 @@ class RankDebugger:
         if self._saved:
             return True
         if self.driver is None or getpid() != self._pid:
-            return False
+            return False  # Only the rank itself may use its link to the driver, no process that the test has forked.
         self.driver.send(TerminalRequest(method))
         with unix_sockets.accept(self._listener) as driver:
             _, lent, _, _ = recv_fds(driver, 1, 2)
@@ -100,7 +100,7 @@ class RankDebugger:
         _flush()
         terminals = [fstat(number) for number in self._lent]
         for number, saved in self._saved.items():
-            # If it is not the terminal any more, pytest has resumed its capture and replaced it with its own file.
+            # If the descriptor is not the terminal any more, pytest has resumed its capture with its own file.
             if any(samestat(fstat(number), terminal) for terminal in terminals):
                 dup2(saved, number)
             close(saved)

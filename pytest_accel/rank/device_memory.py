@@ -32,8 +32,8 @@ _TOLERANCE = 64 << 20
 
 A test may leave constants and small caches of libraries behind. Their workspaces can be larger
 (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace): they are cleared before a test is said to leak memory. They
-are not cleared at the beginning of a test, which would cost every test something: up to this number of bytes, those of
-earlier tests may hide a leak.
+are not cleared at the beginning of a test, since that would cost time in every test: up to this number of bytes,
+workspaces of earlier tests may hide a leak.
 """
 _LAST_FAILURE = ("last_exc", "last_type", "last_value", "last_traceback")
 """The attributes of `sys` in which pytest keeps the exception of a failed test for a debugger."""
@@ -54,7 +54,7 @@ def _grown(context: RankContext, before: dict[str, int]) -> list[tuple[str, int]
 
 
 def forget_failure(context: RankContext, item: pytest.Item | None) -> None:
-    """Release what keeps the frames of the failed test `item`, and so its tensors on devices, alive."""
+    """Release the exceptions that keep the frames of the failed test `item`, and so its tensors on devices, alive."""
     for name in _LAST_FAILURE:
         vars(sys).pop(name, None)
     if item is not None:
@@ -66,25 +66,23 @@ def forget_failure(context: RankContext, item: pytest.Item | None) -> None:
 def clear_workspaces() -> None:
     """Free the workspaces of cuBLAS and cuBLASLt, or of their counterparts on ROCm; torch makes new ones when needed.
 
-    There is one of up to 32 MiB for each handle and stream, and threads have their own handles, such as that of
-    autograd. torch counts them as allocated, and its own leak check clears them with the same function.
+    Each handle has a workspace of up to 32 MiB for each stream, and threads, such as autograd's, have their own
+    handles. torch counts workspaces as allocated, and its own leak check clears them with the same function.
 
-    Other caches need no treatment. Those of cuFFT's plans, NCCL's buffers and cuDNN's handles are not allocated by
+    Other caches need no treatment. The caches of cuFFT's plans, NCCL's buffers and cuDNN's handles are not allocated by
     torch, which does not count them. Workspaces of cuDNN, cuFFT and Triton are freed after each call. The pools of CUDA
     graphs, also of Inductor's, belong to the compiled functions and graphs of the suite: while these live, their
     memory is needed, and afterwards it is free.
     """
     torch = sys.modules.get("torch")
     clear = torch_api.cublas_workspace_clearing(torch)
+    # A graph that a wider fixture has captured uses the workspace of that time whenever it is replayed.
     if clear is not None and not _has_private_pools(torch):
         clear()
 
 
 def _has_private_pools(torch: Any) -> bool:
-    """Return whether memory pools of CUDA graphs exist, or may exist.
-
-    A graph that a wider fixture has captured uses the workspace that existed then, whenever it is replayed.
-    """
+    """Return whether memory pools of CUDA graphs exist, or may exist."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # The allocator cudaMallocAsync has no snapshots.

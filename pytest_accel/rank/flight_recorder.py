@@ -3,7 +3,7 @@
 If a rank hangs, its main thread is in a native call, where Python signal handlers do not run. So a thread of the rank
 waits for the signal, which is blocked in all others. torch records collectives of every backend if
 `TORCH_FR_BUFFER_SIZE` is set before the first one (``torch/csrc/distributed/c10d/FlightRecorder.hpp``). It does not
-record `send` and `recv` of gloo, nor the ranks of a group, so the rank adds the latter.
+record `send` and `recv` of gloo, nor the ranks of a group, which are added here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _write_on_signal(context: RankContext, number: int) -> None:
 def _flight_record(context: RankContext) -> FlightRecord:
     """Return torch's record of this rank's collectives, and what this rank has issued and waits for.
 
-    It has nothing of these if torch does not number the ranks as the world does, or records no collectives.
+    These fields are empty if torch does not number the ranks as the world does, or records no collectives.
     """
     at = FlightRecord(place=place_of_main_thread(), finished=not context.in_test)
     if not is_numbered_as_its_world(context):
@@ -124,29 +124,28 @@ def _operation(context: RankContext) -> RankWait | None:
 
 
 def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
-    """Return the seconds for which no thread of this rank goes on, and so issues an operation, by itself.
+    """Return the seconds for which this rank issues no operation unless another rank acts; 0 if that is unknown.
 
-    It is 0 if that is unknown, or if compiled code may send messages, which are not counted. In the rank's main thread,
-    only a wait for an operation has a limit that is known. There must be no other thread with a Python frame, but one
-    of a C library may call Python later, and so do those of torch's RPC.
+    In the rank's main thread, only a wait for an operation has a limit that is known.
     """
     others = _current_frames().keys() - {main_thread().ident, get_ident()}
+    # Another thread with a Python frame may issue operations at any time. Messages of compiled code are not counted.
     if others or torch_api.compiles_messages() or not has_own_default(context):
         return 0.0
     left_out, limit, store = {get_native_id()}, math.inf, context.store
     if wait is None or wait.kind == "exchange":
         left_out.add(getpid())  # In older Pythons, `native_id` of the main thread is wrong after a fork.
         limit = store.timeout.total_seconds() if wait and store else limit  # type: ignore[attr-defined]
+    # Threads without a Python frame, such as those of a C library or of torch's RPC, may call Python when they wake.
     threads = [one for one in Path("/proc/self/task").iterdir() if int(one.name) not in left_out]
     return min([limit, *map(_sleeping_time, threads)])
 
 
 def _sleeping_time(thread: Path) -> float:
-    """Return the seconds after which a thread, with this folder in ``/proc``, wakes if no other thread or rank acts.
+    """Return the seconds after which the thread with this folder in ``/proc`` wakes if no other thread or rank acts.
 
-    It is 0 if that is unknown. Threads of a process wait for each other in futex(2) with the flag for private ones; the
-    fourth argument is the address of the time at which the wait ends, or 0. gloo's threads for connections always wait
-    in epoll_wait(2) for 64 events at most and 10 ms; those of older releases of torch have no name.
+    The result is 0 if that is unknown. Threads of a process wait for each other in futex(2) with the flag for private
+    futexes; the fourth argument is the address of the time at which the wait ends, or 0.
     """
     try:
         if (thread / "comm").read_text(encoding="utf-8").strip() == _STORE:
@@ -154,6 +153,8 @@ def _sleeping_time(thread: Path) -> float:
         call, *given = (thread / "syscall").read_text(encoding="utf-8").split()
         values = [int(one, 16) for one in given]
         futex, *epoll = _CALLS.get(uname().machine, ("",))
+        # gloo's threads for connections, which have no name in older releases of torch, always wait in epoll_wait(2)
+        # for 64 events at most and 10 ms.
         if call in epoll and values[2:4] == [64, 10]:
             return math.inf
         if call != futex or values[1] & _FLAGS != _WAIT_UNTIL:

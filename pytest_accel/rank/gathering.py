@@ -1,4 +1,4 @@
-"""Exchange of values between the ranks of a test, by the world's store: no collective, and without a process group."""
+"""Exchange of values between the ranks of a test through the world's store, without collective and process group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gathering:
         """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
         context, calls = self._context, self._context.exchanges
         calls[self._name] += 1
-        if calls[self._name] == 1:  # All ranks have finished the last test.
+        if calls[self._name] == 1:  # All ranks have finished the last test, so they have read its values.
             self._delete(self._unread)
         names = [f"{self._name}/{context.tests}/{calls[self._name]}/{rank}" for rank in range(context.spec.ranks)]
         self._store.set(names[context.rank], value)

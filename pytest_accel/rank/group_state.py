@@ -32,7 +32,7 @@ def _distributed() -> Any:
 
 
 def label(group: ProcessGroup) -> str:
-    """Return the name of `group`; `DEFAULT_GROUP` for the default one."""
+    """Return the name of `group`; `DEFAULT_GROUP` for the default group."""
     import torch.distributed as dist
 
     return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
@@ -50,9 +50,10 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
     """Return the ranks and the number of issued collectives of each group of this rank, by the group's name.
 
     The number is None if the backend does not number collectives; gloo and nccl do. The result is empty if torch does
-    not number the ranks as the world does: then equal names do not mean the same group on all ranks.
+    not number the ranks as the world does.
     """
     numbers: dict[str, tuple[tuple[int, ...], int | None]] = {}
+    # If it does not, equal names do not mean the same group on all ranks.
     if not is_numbered_as_its_world(context):
         return numbers
     import torch.distributed as dist
@@ -74,11 +75,11 @@ def messages(context: RankContext) -> dict[str, dict[Channel, int]]:
 def reaches_store(context: RankContext) -> bool:
     """Return whether this rank is still connected to the world's store, if it has one.
 
-    torch's server ends the connection when a key or a value is too large, and torch does not connect again. The server
-    sends nothing but answers, so something to read is the end of the connection, or an answer to another thread. To ask
-    the server after each test would take a tenth of the test's time, and more on a busy machine.
+    torch's server ends the connection when a key or a value is too large, and torch does not connect again.
     """
     connection = context.store_connection
+    # To ask the server after each test would take a tenth of the test's time, and more on a busy machine. It sends
+    # nothing but answers, so something to read is the end of the connection, or an answer to another thread.
     if context.store is None or (connection is not None and not is_readable(connection)):
         return True
     try:
@@ -89,7 +90,7 @@ def reaches_store(context: RankContext) -> bool:
 
 
 def has_own_default(context: RankContext) -> bool:
-    """Return whether the default process group is the one that the world was started with."""
+    """Return whether the default process group is still the group that the world was started with."""
     dist = _distributed()
     return dist is not None and context.default_group is not None and dist.group.WORLD is context.default_group
 
@@ -100,7 +101,7 @@ def created_count() -> int:
 
 
 def is_numbered_as_its_world(context: RankContext) -> bool:
-    """Return whether torch numbers the ranks as the world does. It does not in a group that only some ranks created."""
+    """Return whether torch numbers the ranks as the world does. It does not if only some ranks created the group."""
     dist = _distributed()
     if dist is None or not dist.is_initialized():
         return False

@@ -1,4 +1,4 @@
-"""Variables that torch reads when it is imported, and that a test file sets after that.
+"""Environment variables that torch reads when it is imported, and that a test file sets later.
 
 Such a variable has an effect under plain pytest, and none in a rank that was forked from a process with torch.
 """
@@ -26,7 +26,7 @@ class LateVariables:
         """False if the rank began without torch, because its test or the session asks for that."""
         self._original = _values()
         self._changed: list[tuple[str, str]] = []
-        """Path of a test file, and a variable that torch has read before and that the file has changed."""
+        """Paths of test files, each with a variable that the file has changed after torch has read it."""
 
     @contextmanager
     def watching(self, path: str) -> Generator[None, None, None]:

@@ -1,10 +1,11 @@
 """Leak check: after each test, find what the call of the test left behind in its rank, and report it.
 
-What is new after the call and still there after the teardown is a leak of the test. What fixtures start, set or
-allocate exists before the call, or is gone after the teardown.
+A thing that is new after the call and still there after the teardown is a leak of the test. Things that fixtures start,
+set or allocate exist before the call, or are gone after the teardown.
 
-Nothing that the suite may still use is ended: processes, threads and process groups stay as long as the rank. Settings
-are put back. The ranks are replaced, which takes a tenth of a second, if a leak would make later tests wrong.
+The check ends nothing that the suite may still use: processes, threads and process groups stay as long as the rank. It
+puts settings back. The driver replaces the ranks, which takes a tenth of a second, if a leak would make later tests
+wrong.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class LeakCheck:
         """Number of process groups that calls of tests have left in this rank."""
 
     def begin(self) -> None:
-        """Begin a test."""
+        """Forget the state before the call of the last test."""
         self._before = None
 
     def before_call(self) -> None:
@@ -95,7 +96,7 @@ class LeakCheck:
         )
 
     def end(self, failed_work: FailedWork | None) -> Finished:
-        """Return the leaks of the test after its teardown, after settings have been put back, in its last message.
+        """Put settings back after the teardown of the test; return its last message, which has its leaks.
 
         `failed_work` is work on a device that has failed, after which the device is unusable for this process.
         """
@@ -112,9 +113,9 @@ class LeakCheck:
             new = after.groups.keys() - before.groups.keys()
             groups = [label for name, label in now.groups.items() if name in new]
             self._left_groups += len(groups)
-            if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it keeps.
+            if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
                 found += left_running((after.spawned - before.spawned) & now.spawned)
-                # A default process group is in the way of the next test that makes one.
+                # With a default process group in place, the next test could not make its own.
                 found += [Leak(LeakKind.GROUP, one, lasting=one == DEFAULT_GROUP) for one in groups if one is not None]
                 if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
                     found += grown_memory(context, before.memory)
@@ -131,7 +132,7 @@ class LeakCheck:
         )
 
     def _doubt(self, now: _Seen) -> str:
-        """Return why the rank should not run another test, although this one has left nothing; empty: it may."""
+        """Return why the rank should not run another test, although this test has left nothing; empty if it may."""
         context = self._context
         if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
             return "the test destroyed or replaced the world's default process group"

@@ -1,4 +1,4 @@
-"""Processes and threads that outlive the test that has started them.
+"""Processes and threads that outlive the test that started them.
 
 Runs in ranks only.
 """
@@ -26,13 +26,13 @@ from pytest_accel.messages.rank_messages import Leak, LeakKind
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
 _GRACE = 40
-"""Looks during which none is at work, after which the rest is taken for left running.
+"""Number of looks in a row at which no process or thread computes, after which the test has left them running.
 
 The workers of an iterator or a thread at its last line need this time. It is counted in looks because on a busy machine
 they get no more of the processor than this process does.
 """
 _LONGEST_GRACE = 5.0
-"""Seconds after which those that are at work are taken for left running."""
+"""Seconds after which the test has left processes and threads running even if they compute."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -73,7 +73,7 @@ def _children() -> frozenset[int]:
 
 
 def left_running(spawned: Spawned) -> list[Leak]:
-    """Return those of the processes and threads that do not end by themselves soon.
+    """Return a leak for each of the processes and threads that does not end by itself soon.
 
     Processes with a text of `_LIBRARIES` in their command lines, and idle threads of executors, are left out.
     """
@@ -112,7 +112,7 @@ def _running(pids: Iterable[int]) -> dict[int, str]:
 
 
 def _is_tree_computing(pid: int) -> bool:
-    """Return whether the process or a descendant, for which it may wait, is at work."""
+    """Return whether the process or a descendant, for which it may wait, computes."""
     return is_computing(pid) or any(map(_is_tree_computing, children_of(pid)))
 
 

@@ -34,16 +34,16 @@ class LinkToDriver:
     def receive(self) -> CollectFile | Prepare | RunTest | TearDown | Retire:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
         request: CollectFile | Prepare | RunTest | TearDown | Retire | RunCall | SkipCall = self._connection.recv()
-        while isinstance(request, (RunCall, SkipCall)):  # The last test had not passed its setup here.
+        while isinstance(request, (RunCall, SkipCall)):  # For a test that has not passed its setup here.
             request = self._connection.recv()
         return request
 
     def wait_for_call(self) -> BaseException | None:
         """Wait until the driver asks for the call of the test; end the test if it has closed the connection.
 
-        The driver asks once for each test. Return the exception that the caller raises instead of the call: that of a
-        signal handler that has run meanwhile, such as a timeout of the suite, or a skip if the driver leaves out the
-        call. None: there is none.
+        The driver asks once for each test. Return an exception that the caller must raise instead of the call, or None:
+        an exception of a signal handler that has run meanwhile, such as a timeout of the suite, or a skip if the driver
+        leaves out the call.
         """
         interruption: BaseException | None = None
         while True:
@@ -53,7 +53,7 @@ class LinkToDriver:
                     return pytest.skip.Exception("the driver does not run the call")
                 return interruption
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-                # Errors of the kernel have a number.
+                # An OSError with a number comes from the kernel: the connection has ended. Handlers raise other errors.
                 if isinstance(error, EOFError) or (isinstance(error, OSError) and error.errno is not None):
                     pytest.exit("the driver does not wait for the test any more")
                 interruption = interruption or error

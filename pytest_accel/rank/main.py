@@ -33,7 +33,7 @@ from pytest_accel.rank.rank_output import RankOutput
 
 
 class _RankStart:
-    """Pytest plugin that makes this process its rank. pytest has then loaded its own plugins, but no others."""
+    """Pytest plugin that makes this process its rank, when pytest has loaded only its own plugins."""
 
     def __init__(self, session: SessionSpec, role: Role) -> None:
         self.plugin: rank_plugin.RankPlugin | None = None
@@ -101,7 +101,7 @@ def _status(plugin: rank_plugin.RankPlugin, code: int) -> int:
     passed = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if code in passed:
         return RETIRED
-    if plugin.exit_status in passed:
+    if plugin.exit_status in passed:  # A hook for the session's end has changed the status.
         return FAILED_BY_HOOK
     # Failed tests have been reported already.
     return RETIRED if code == pytest.ExitCode.TESTS_FAILED else int(code)
@@ -130,13 +130,13 @@ def _set_environment(context: RankContext, port: int | None) -> None:
     changes: dict[str, str | None] = dict(context.session.hidden)
     changes[HELD] = _held(context) if context.visible_devices else None
     if context.visible_devices or spec.key.kind != "cpu":
-        # The mask of CPU slots sets threads and cores. A rank must not use those of other ranks, so name its own only.
+        # The mask of CPU slots sets threads and cores. A rank must not use other ranks' cores, so name only its own.
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
     if spec.grouped:
         assert port is not None
         changes |= rank_environment.environment(spec, rank, port)
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-            changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
+            changes.setdefault("OMP_NUM_THREADS", "1")  # As torchrun: ranks must not overload the machine.
     changes |= worker_input.environment(spec.workers[rank])
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     for name, value in {**changes, **dict(spec.key.env)}.items():

@@ -2,17 +2,17 @@
 
 A message that nobody has received stays in its process group, and the next test would receive it. torch numbers
 messages for nccl only. But all functions of `torch.distributed` for messages, also those for several and for objects,
-call the methods `send`, `recv` and `recv_anysource` of the process group. So these methods are replaced with ones that
-count.
+call the methods `send`, `recv` and `recv_anysource` of the process group. So these methods are replaced with functions
+that count the calls.
 
 gloo completes a collective in a thread. If it fails after the end of its test, the failure is never seen, or it closes
-the connections of the next test. So the methods of the process group that start collectives are replaced with ones that
-keep the result until it is complete, and those that wait for the result with ones that release it: whoever waits sees
-the error. Only what tests start is judged, and only gloo's collectives on tensors of the CPU are kept:
-`torch_devices.wait_for_devices` waits for those of nccl.
+the connections of the next test. So the methods of the process group that start collectives are replaced with functions
+that keep the result until it is complete, and the methods that wait for the result with functions that release it: code
+that waits sees the error. Only collectives that tests start are judged, and only gloo's on tensors of the CPU are kept:
+`torch_devices.failed_work` waits for nccl's.
 
-These methods do not see calls in C++, which for messages only compiled code makes (`torch_api.compiles_messages`), nor
-those of a backend's own object.
+The functions do not see calls in C++, which for messages only compiled code makes (`torch_api.compiles_messages`), nor
+calls of a backend's own object.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 Issued = tuple[Callable[[], "ProcessGroup | None"], Channel | None, int | None]
-"""An operation: a reference to its group, its channel (None: a collective), and its number in that or in the group."""
+"""An operation: a reference to its group, its channel or None for a collective, its number in the channel or group."""
 _LIMIT = 2.0
-"""Seconds at the end of a test for all its collectives. All ranks have started them, and gloo takes milliseconds."""
+"""Seconds for all collectives of a test at its end. All ranks have started them, and gloo takes milliseconds."""
 _SHORTEST = timedelta(milliseconds=1)
 """torch waits without a limit if the limit is zero."""
 _TAGGED = frozenset(("gloo", "mpi"))
@@ -63,7 +63,7 @@ class _Counts:
         """Held while an operation of gloo is issued and counted: threads of fixtures may send at any time."""
         self.issued: Counter[Channel] = Counter()
         self.numbered = 0
-        """Number of those that gloo numbers as it numbers collectives."""
+        """Number of messages that gloo has numbered together with collectives."""
 
 
 class Operations:
@@ -84,7 +84,7 @@ class Operations:
         """True if a wait for an operation of any kind has raised an error since the last test."""
 
     def install(self) -> None:
-        """See the operations of all process groups from now on."""
+        """Record the operations of all process groups from now on."""
         import torch
         import torch.distributed as dist
 
@@ -175,14 +175,11 @@ class Operations:
     # Counts
 
     def collectives(self, group: ProcessGroup) -> int | None:
-        """Return the number of collectives in `group` since it was made, as in torch's record; None if it is unknown.
-
-        The number of the group is another one: gloo numbers messages, too.
-        """
+        """Return the number of collectives in `group` since it was made, as in torch's record; None if unknown."""
         counts = self._groups.get(group)
         if counts is None or group.name() != "gloo":
             return torch_api.sequence_number(group)
-        with counts.lock:
+        with counts.lock:  # gloo numbers messages, too.
             return (torch_api.sequence_number(group) or 0) - counts.numbered
 
     def counts(self, group: ProcessGroup) -> dict[str, int]:
@@ -234,7 +231,7 @@ class Operations:
         return failed
 
     def end(self) -> tuple[UnawaitedCollective, ...]:
-        """End the test: wait for its collectives, and return those that failed or did not complete."""
+        """End the test: wait for its collectives, and return the collectives that failed or did not complete."""
         with self._lock:
             left, self._started = self._started, {}
         deadline = monotonic() + _LIMIT
@@ -248,7 +245,7 @@ class Operations:
 
 
 def counter(channel: Channel) -> str:
-    """Return the name under which a record has the number of operations of a `channel`."""
+    """Return the name of the counter of a `channel` in a record."""
     receives, peer, tag = channel
     return f"{'received' if receives else 'sent'} {peer} {tag}"
 

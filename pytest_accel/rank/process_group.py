@@ -37,7 +37,7 @@ _LOOPBACK = ("localhost", LOOPBACK, "::1")
 _END_TIMEOUT = timedelta(seconds=4)
 """Time for which rank 0 keeps the store for the other ranks when it exits.
 
-It ends well before the stacks of a retiring world are taken: what keeps rank 0 after the wait is to be in them.
+It ends well before the stacks of a retiring world are taken, so that they show the code that keeps rank 0 afterwards.
 """
 
 
@@ -62,7 +62,7 @@ def prepare(context: RankContext, role: Role) -> None:
         dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
     device = torch_devices.select(context)
     fake_store: Store | None = None
-    if spec.key.fake_size is not None:  # Call this before the check, since it registers the backend.
+    if spec.key.fake_size is not None:  # Before the check of the backend, since this registers it.
         fake_store = features.require(context.config, "fake_group").pytest_accel_open_fake_group(context=context)
     backend = None
     if spec.key.init:
@@ -105,13 +105,8 @@ def _use_world_store(context: RankContext, port: int) -> None:
     """Make process groups that tests create at an address (host and port) use the world's store for their rendezvous.
 
     `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, so ranks would wait at an address where no store is
-    served. If rank 0 served a store there, two worlds could not use the same address at the same time, and a rank that
-    creates its next group before rank 0 has destroyed the previous one would read the old group's keys. So each group
-    has its own keys in the world's store: by port, size, number of the group at this port and, for some ranks at a
-    loopback address, machine.
-
-    Code that sets the variable to another value, for a group with processes that are not ranks of this world, gets
-    torch's own store at its address, except at the world's own `port`.
+    served. Code that sets the variable to another value, for a group with processes that are not ranks of this world,
+    gets torch's own store at its address, except at the world's own `port`.
     """
     import torch.distributed as dist
 
@@ -130,8 +125,12 @@ def _use_world_store(context: RankContext, port: int) -> None:
             # The group has other processes. At the world's own port all are clients, because its store is served there.
             with contextlib.nullcontext() if named_port == port else _without_agent_store():
                 return original(hostname, named_port, rank, world_size, timeout, *options, **named)
+        # If rank 0 served a store at the address, two worlds could not use the address at the same time, and a rank
+        # that creates its next group before rank 0 has destroyed the previous group would read the old group's keys.
+        # So each group has its own keys in the world's store: by port, size and number of the group at this port.
         flight_recorder.start(context)
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
+        # Some ranks at a loopback address are a group on each machine.
         machine = (
             context.spec.machine_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
         )
@@ -207,7 +206,7 @@ def _check_backend(backend: str, device_type: str) -> None:
 
 
 def store_of(context: RankContext, name: str) -> Store:
-    """Return a part of the world's store for tests, whose keys are those of this `name`."""
+    """Return the part of the world's store for tests that has the keys of this `name`."""
     import torch.distributed as dist
 
     assert context.store is not None
@@ -217,15 +216,14 @@ def store_of(context: RankContext, name: str) -> Store:
 def wait_for_other_ranks(context: RankContext) -> None:
     """Wait in rank 0 until the other ranks have ended their sessions. In the others, announce the end to rank 0.
 
-    The store ends with rank 0, and session fixtures of the other ranks may still use it. The wait has a timeout, since
-    a rank may hang.
+    The store ends with rank 0, and session fixtures of the other ranks may still use it.
     """
     store = context.signed_store
     assert store is not None
     with contextlib.suppress(RuntimeError):  # Rank 0 has exited, or the wait has timed out.
         if context.rank:
             store.set(f"ended/{context.rank}", b"")
-        elif context.spec.ranks > 1:
+        elif context.spec.ranks > 1:  # With a timeout, since a rank may hang.
             store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_TIMEOUT)
 
 

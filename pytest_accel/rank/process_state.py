@@ -110,7 +110,7 @@ _SETTINGS: dict[str, _Setting] = {
 
 
 def _read_settings() -> dict[str, object]:
-    """Return the values of the settings in the table. What cannot be read is left out, as torch's before its import."""
+    """Return the values of the settings in the table that can be read; torch's cannot before torch is imported."""
     found: dict[str, object] = {}
     for name, (get, _) in _SETTINGS.items():
         try:
@@ -156,14 +156,14 @@ def read() -> State:
 def restore(before: State, after: State, now: State) -> Iterator[Leak]:
     """Put back the settings that differ in `before` and `after`, and yield a leak for each.
 
-    Settings are left out that have been changed again until `now`: a fixture has restored them. A leak lasts if its
-    setting cannot be put back.
+    A leak lasts if its setting cannot be put back.
     """
     for kind, old, new, current in zip(_KINDS, before, after, now, strict=True):
         if old == new:
             continue
         for name in sorted({*old, *new}, key=str):
             was, became = old.get(name), new.get(name)
+            # If a setting has changed again until `now`, a fixture has restored it.
             if was == became or current.get(name) != became or _is_no_leak(kind, name, was, became):
                 continue
             try:
@@ -177,12 +177,13 @@ def restore(before: State, after: State, now: State) -> Iterator[Leak]:
 
 def _is_no_leak(kind: _Kind, name: Any, was: Any, became: Any) -> bool:
     if kind.read is raw_environment:
+        # Libraries set variables when they are first used, and rely on them later: the service of wandb, caches of
+        # Inductor.
         return not _is_named_in_suite(fsdecode(name))
     if kind.read is _handlers:
         return _is_of_library(became)
-    if (
-        kind.read is _distributed
-    ):  # A submodule or a counter may change. A function that the suite has patched is a leak.
+    if kind.read is _distributed:
+        # A submodule or a counter may change. A function that the suite has patched is a leak.
         return not isinstance(was, FunctionType) or _is_of_library(became)
     if was is None and kind.read is _read_settings:  # torch has been imported by the test.
         return True
@@ -192,10 +193,7 @@ def _is_no_leak(kind: _Kind, name: Any, was: Any, became: Any) -> bool:
 
 
 def _is_named_in_suite(variable: str) -> bool:
-    """Return whether the suite's code contains the name of an environment variable.
-
-    Libraries set variables when they are first used, and rely on them later: the service of wandb, caches of Inductor.
-    """
+    """Return whether the suite's code contains the name of an environment variable."""
     modules: list[object] = list(sys.modules.values())  # Some packages put objects of other types there.
     files = {vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)}
     own = (file for file in files if isinstance(file, str) and not is_library(file))
@@ -222,9 +220,9 @@ def _text(value: object) -> str:
 def reseed() -> None:
     """Give this process random states of its own, as a new interpreter has; ranks are forked with the same states.
 
-    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only. With
-    the same key, a rank could connect to managers of `multiprocessing` in other ranks without having been given theirs.
+    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only.
     """
+    # With the same key, a rank could connect to other ranks' managers of `multiprocessing` without having their keys.
     current_process().authkey = urandom(32)
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.seed()

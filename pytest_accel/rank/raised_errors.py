@@ -15,11 +15,11 @@ class RaisedErrors:
     """The errors of devices that torch has raised in the running test; one for each rank.
 
     torch makes an object of one class (`torch_api.accelerator_error`) for each error that the runtime of a device
-    reports, in whichever function the error shows. So a recording `__init__` of this class sees all of them, also those
-    that the test has caught, and costs nothing while there is no error. Tracing all exceptions would slow every test
-    down, and an exception that `pytest.raises` has caught cannot be found later: it is gone.
+    reports, in whichever function the error shows. So a recording `__init__` of this class sees all errors, also if the
+    test has caught them, and costs nothing while there is no error. Tracing all exceptions would slow every test down,
+    and an exception that `pytest.raises` has caught cannot be found later: it is gone.
 
-    Errors that torch raises as a plain RuntimeError, such as those of cuBLAS and of older releases, are not recorded.
+    Errors that torch raises as a plain RuntimeError, such as cuBLAS's and all in older releases, are not recorded.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RaisedErrors:
         self._installed = False
 
     def begin(self) -> None:
-        """Forget the errors of the last test, and record those that torch raises from now on."""
+        """Forget the errors of the last test, and record the errors that torch raises from now on."""
         self._lines.clear()
         self._records = True
         if not self._installed and (error := torch_api.accelerator_error(modules.get("torch"))) is not None:
@@ -62,5 +62,5 @@ class RaisedErrors:
 
 
 def first_line(error: object) -> str:
-    """Return the first line of the text of `error`. The others explain how to debug it."""
+    """Return the first line of the text of `error`. The other lines explain how to debug it."""
     return str(error).strip().partition("\n")[0]

@@ -12,11 +12,11 @@ from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.rank import flight_recorder
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""The variable that tells torch, as under torchrun, that the store at `MASTER_PORT` is served already."""
+"""The variable that tells torch, as under torchrun, that a store already listens at `MASTER_PORT`."""
 
 
 def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
-    """Return the variables of `identity`, and those that the process group needs in addition."""
+    """Return the variables of `identity`, and the variables that only the process group needs."""
     return {
         **identity(spec, rank, port),
         **{name: os.environ.get(name, value) for name, value in flight_recorder.VARIABLES.items()},

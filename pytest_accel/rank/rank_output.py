@@ -60,7 +60,7 @@ _open = open  # A test may replace it.
 
 
 class RankOutput:
-    """Pytest plugin of a rank that owns the files of its output. A test that writes nothing costs a look at them."""
+    """Pytest plugin of a rank that owns the files of its output; it only looks at them if a test writes nothing."""
 
     def __init__(self, context: RankContext) -> None:
         """Make descriptors 1 and 2 write to the files of this rank, and 0 read from the null device.
@@ -92,7 +92,7 @@ class RankOutput:
         libc.setvbuf(stdout, None, 2, 0)  # _IONBF
 
     def begin(self, node: NodeRef) -> None:
-        """Begin the output of the test `node`. What has been written before is not captured any more."""
+        """Begin the output of the test `node`. Text that has been written before is not captured any more."""
         for stream in self._streams:
             stream.snap()
         if self._is_one:
@@ -106,7 +106,7 @@ class RankOutput:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Redirect what pytest logs and shows. It makes its handlers in its own hook, which is called before this."""
+        """Redirect pytest's logs and terminal. pytest makes its handlers in its own hook, which is called before."""
         if (handler := captured_log(config)) is not None:
             handler.addFilter(_is_not_from_torch)
             _copy(handler, self._records)
@@ -119,7 +119,7 @@ class RankOutput:
                 hide_names_of_tests(config)
 
     def _show(self, text: str) -> None:
-        """Show what pytest writes to its terminal, if the session shows that."""
+        """Show `text`, which pytest writes to its terminal, if the session shows such text."""
         if self._session.streams:
             sys.stdout.write(text)
         elif self._session.shows_logs:
@@ -196,7 +196,7 @@ class _Stream:
         return text
 
     def writeorg(self, data: str) -> None:
-        """Do nothing: the text has been in the file."""
+        """Do nothing: the text is in the file already."""
 
 
 class _Unclosed(io.FileIO):

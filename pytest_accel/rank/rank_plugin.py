@@ -69,7 +69,7 @@ class RankPlugin:
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
         self.retired = False
         self.exit_status: int | None = None
-        """Exit status of the session before the hooks for its end; None: it has not ended."""
+        """Exit status of the session before the hooks for its end; None if it has not ended."""
         self._role = role
         self._collector = RankCollector(late_variables)
         self._debugger = RankDebugger(role.listener)
@@ -140,7 +140,7 @@ class RankPlugin:
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Collect nothing yet; return True, so that pytest does not collect. Other plugins' hooks are called before.
 
-        If no hook of the suite has changed the current folder here, the rank enters that of the controller.
+        If no hook of the suite has changed the current folder here, the rank enters the controller's.
         """
         spec = self.context.session
         if spec.folder is not None and current_folder() == spec.invocation_dir:
@@ -150,8 +150,9 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
-        # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
+        # A rank that began without torch prepares for tests after it has imported the first test's file, which may set
+        # variables that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so
+        # it makes no difference.
         if self._collector.late_variables.active and self._problem is not None:
             self.refuse(self._problem)
             return True

@@ -1,4 +1,4 @@
-"""The reports of a rank: what the plugin adds to those that pytest makes, and their form for the driver.
+"""The reports of a rank: data that the plugin adds to pytest's reports, and the form of reports for the driver.
 
 Tracebacks are made readable first: frames of libraries are shortened, some of torch's are hidden, and frequent mistakes
 are explained.
@@ -30,7 +30,7 @@ _WRAPPERS = re.compile(r"torch\.(distributed\.c10d_logger|utils\._contextlib|_co
 
 
 class RankReports:
-    """Pytest plugin of a rank that adds to the reports of phases and subtests what the driver needs of them."""
+    """Pytest plugin of a rank that adds data for the driver to the reports of phases and subtests."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -42,7 +42,7 @@ class RankReports:
         """The error of work on a device that the test has not waited for."""
 
     def begin(self) -> None:
-        """Begin a test."""
+        """Reset when a test starts."""
         self.exception = self.late_error = None
 
     @property
@@ -118,10 +118,8 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
 
 
 def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
-    """Return what the driver needs of the `report` of a phase.
-
-    Of a phase that has passed without output these are its times: the driver makes a report of its own.
-    """
+    """Return the data of the `report` of a phase that the driver needs."""
+    # The driver makes its own report of a phase that has passed without output, and needs only outcome and times.
     if report.passed and not (report.sections or report.user_properties or hasattr(report, "wasxfail")):
         return {name: getattr(report, name) for name in ("outcome", "duration", "start", "stop")}
     return serialize(config, report)

@@ -54,15 +54,15 @@ class _Test:
     driver: LinkToDriver
     request: RunTest
     item: pytest.Item | None = None
-    """None until the test is found, and if its file is skipped."""
+    """The test; None until it is found, and if its file is skipped."""
     late_teardown_error: str | None = None
-    """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
+    """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""
     phase: When = "setup"
-    """The phase that runs, or that ran last."""
+    """The running phase, or the last one."""
     interruption: BaseException | None = None
     """The exception to raise instead of the call; see `LinkToDriver.wait_for_call`."""
     in_phase: bool = False
-    """True while a phase runs: a report that is made then is not that of the phase."""
+    """True while a phase runs. The report of the phase comes later, so a report made meanwhile is an additional one."""
     reported: set[str] = field(default_factory=set)
     """The phases that have been reported."""
     only_passed: bool = True
@@ -70,7 +70,7 @@ class _Test:
     raised: bool = False
     """True once a phase of the test or a subtest has failed, expectedly or not."""
     teardown: list[PhaseReport] = field(default_factory=list)
-    """The report of a teardown that has passed, which is sent with the last message; empty before."""
+    """The report of the teardown if that has passed; empty before."""
     warnings: list[WarningSketch] = field(default_factory=list)
 
 
@@ -97,7 +97,7 @@ class TestRunner:
         self._is_prepared = is_prepared
         context.announce = self.announce
         self._begun: NodeRef | None = None
-        """The test whose output has been begun by its collection; None once the test has begun."""
+        """The test for which `collect` has begun the output; None once a test has begun."""
         self._test: _Test
         """The running test, or the last one."""
 
@@ -118,7 +118,7 @@ class TestRunner:
             pytest.fail("timed out", pytrace=False)
 
     def collect(self, session: pytest.Session, driver: LinkToDriver, request: CollectFile) -> None:
-        """Collect the file of a test that `driver` is about to request, and answer whether the rank has the test."""
+        """Collect the file of a test that `driver` is about to request; tell `driver` whether the rank has the test."""
         node, problem = request.node, ""
         session.config.stash[OWNERS].decide(request.project_marks)
         self._reports.session_devices = request.devices
@@ -128,10 +128,12 @@ class TestRunner:
             try:
                 self._collector.find(session, node, request.digest)
             except TestNotFound as error:
+                # The rank can still run other tests of the file, so this is a part of `Collected`.
                 problem = str(error)
                 if (hidden := self._reports.hidden_devices) is not None:
                     problem += f" ({hidden})"
         except FileSkipped:
+            # The rank has none of the file's tests, but `run` reports the requested one as skipped.
             driver.send(Collected(frozenset([node.family]), prepared=self._is_prepared()))
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
@@ -148,6 +150,7 @@ class TestRunner:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
         self._context.tests += 1
         self._context.exchanges.clear()
+        # The driver sends no `CollectFile` if the ranks are known to have the test. Then nothing has begun its output.
         if self._begun != request.node:
             self._output.begin(request.node)
         self._begun = None
@@ -156,17 +159,19 @@ class TestRunner:
         try:
             item = self._collector.find(session, request.node)
             device_memory.reset_peak_memory(self._context.torch_device)
-            rename(item, *request.names)
+            rename(item, *request.names)  # In a rank, one item may be several tests of the driver.
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
-            self._leak_check.begin()
+            # There is no item, so pytest's protocol cannot run: make the reports here, without its hooks.
+            self._leak_check.begin()  # Otherwise, `_finish` would compare with the state before an earlier test.
             test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            # For example, the teardown of a fixture that an earlier test has left set up calls pytest.exit.
             driver.send(self._exit_request(request.serial, error))
             return
         except Exception:
@@ -176,7 +181,7 @@ class TestRunner:
         self._leak_check.begin()
         test.item = item
         session.items, session.testscollected = [item], 1
-        forget_sections(item)
+        forget_sections(item)  # The item has run before in a rerun, or if it is several tests of the driver.
         self._debugger.driver = driver
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -197,7 +202,7 @@ class TestRunner:
             driver.send(self._exit_request(self._test.request.serial, error))
 
     def _exit_request(self, serial: int, error: BaseException) -> ExitRequest:
-        """Return the message for `error`, that of `pytest.exit` or a KeyboardInterrupt, which ends the session."""
+        """Return the message for `error`, which ends the session: a KeyboardInterrupt or the error of `pytest.exit`."""
         folders = folders_of(self._config)
         path, line = folders.place_of_failure(
             [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
@@ -208,7 +213,7 @@ class TestRunner:
         return ExitRequest(serial, self._context.rank, reason, code, f"{folders.shown(path)}:{line}")
 
     def announce(self, announced: Announced) -> None:
-        """Send the announcements of the running call to the driver."""
+        """Send the announcements `announced` of the running call to the driver."""
         self._test.driver.send(structs.replace(announced, serial=self._test.request.serial))
 
     def _report_skipped(self, longrepr: Any) -> None:
@@ -237,9 +242,11 @@ class TestRunner:
             if failed_work is None:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
             elif failed_work.seen and not test.raised:
+                # The test expected the error and may pass, but no other test may run in this process.
                 doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
                 finished = structs.replace(finished, doubt=doubt)
         except Exception as error:
+            # The test may have broken what is looked at here. The driver waits for the last message in any case.
             finished = check_failed(error)
         finished = structs.replace(
             finished,
@@ -258,7 +265,7 @@ class TestRunner:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_call")
     def pytest_phase_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Look at the process before and after all that the hooks of other plugins do for the call, and undo."""
+        """Look at the process before the first hook of another plugin for the call, and after the last one."""
         __tracebackhide__ = True
         self._leak_check.before_call()
         try:
@@ -272,7 +279,7 @@ class TestRunner:
         return (yield from self._phase("teardown"))
 
     def _phase(self, when: When) -> Generator[None, object, object]:
-        """Record that phase `when` runs: all hooks of other plugins for this phase are called meanwhile."""
+        """Record that the phase `when` runs while the hooks of all other plugins for this phase are called."""
         __tracebackhide__ = True
         test = self._test
         test.phase, test.in_phase = when, True
@@ -283,7 +290,7 @@ class TestRunner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        """Warn about variables that the collection of the test's file has changed too late."""
+        """Warn about variables that the test's file has set too late, when it was imported."""
         for warning in self._collector.late_variables.take_warnings(self._config.rootpath):
             try:
                 warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
@@ -295,13 +302,14 @@ class TestRunner:
     def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Run the test in the contexts of features, and wait for its devices."""
         __tracebackhide__ = True
-        self._context.in_call = "call" not in self._test.reported
+        self._context.in_call = "call" not in self._test.reported  # False if a plugin runs the call once more.
         try:
             with ExitStack() as stack:
                 features.register(self._config, "call")
                 for context in self._config.hook.pytest_accel_around_call(context=self._context):
                     stack.enter_context(context)
                 if self._test.interruption is not None:
+                    # From the wait between setup and call. Raised here, it becomes the outcome of the call.
                     raise self._test.interruption
                 result = yield
             self._wait_for_devices()
@@ -338,12 +346,9 @@ class TestRunner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call.
-
-        There is no wait if the driver has asked for the call with the test (`RunTest.with_call`).
-        """
+        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call."""
         test = self._test
-        test.driver.exit_if_forked(report)
+        test.driver.exit_if_forked(report)  # A copy of the rank must not report for it.
         self._debugger.end()
         serial = test.request.serial
         # The driver waits for the first report of a phase. If a plugin runs the test once more and logs that too, a
@@ -367,14 +372,16 @@ class TestRunner:
         now = monotonic() + self._context.session.clock
         phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
         self._reports.exception = None
-        if not report.passed:
+        if not report.passed:  # After such a setup, pytest goes on with the teardown: there is no call to wait for.
             test.only_passed = False
             test.driver.send(phase_report)
             return
         if report.when == "teardown":
+            # Sent together with the last message, which follows at once.
             test.teardown.append(phase_report)
             return
         test.driver.send(phase_report)
+        # `with_call` is set if no hook of the driver may stop the test between setup and call: a wait costs time.
         if report.when == "setup" and not test.request.with_call:
             test.interruption = test.driver.wait_for_call()
 

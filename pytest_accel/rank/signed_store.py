@@ -53,12 +53,13 @@ class SignedStore:
         """The names of the parts after the first one, for each large value that this rank has set."""
 
     def set(self, name: str, value: bytes) -> None:
-        """Set `name` to `value`, in parts if it is large. The first part is set last, so that a name has all parts."""
+        """Set `name` to `value`, in parts if it is large."""
         further = [f"{name}/{start}" for start in range(_PART, len(value), _PART)]
         for number, part in enumerate(further, 1):
             self._set(part, value[number * _PART : (number + 1) * _PART])
         if further:
             self._further_parts[name] = further
+        # Set the first part last: a rank that finds it must find the others.
         self._set(name, len(further).to_bytes(_COUNT_SIZE, "big") + value[:_PART])
 
     def _set(self, name: str, value: bytes) -> None:
@@ -103,7 +104,7 @@ class SignedStore:
 class FolderStore:
     """The store of a world whose interpreter has no torch: a file for each value.
 
-    The methods are those of torch's `Store` that the plugin uses.
+    It has the methods of torch's `Store` that the plugin uses.
     """
 
     def __init__(self, folder: str) -> None:
@@ -149,5 +150,5 @@ class FolderStore:
         return True
 
     def _path(self, key: str) -> str:
-        """Return the path of the value of `key`, which may have characters and a length that file names do not."""
+        """Return the path of the value of `key`, which may have characters and a length that file names cannot have."""
         return f"{self._folder}/{sha256(key.encode()).hexdigest()}"

@@ -1,7 +1,7 @@
 """A rank's devices in torch: verification, selection, limits and waiting.
 
 The functions import torch, so they are called in ranks only. Without torch, the limits and the memory of devices are
-left to the suite, and what the process sees cannot be verified.
+left to the suite, and the devices that the process sees cannot be verified.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class FailedWork(NamedTuple):
 
 
 def verify(context: RankContext) -> None:
-    """Raise :class:`MaskError` if torch sees other devices than those that the rank has been given."""
+    """Raise :class:`MaskError` if torch sees other devices than the rank has been given."""
     seen = context.visible_devices
     try:
         context.vendor.verify(seen, os.environ)
     except (AssertionError, ImportError, OSError, RuntimeError) as error:  # The errors that torch raises.
         if is_missing(error):
-            return
+            return  # Without torch, the devices cannot be verified.
         names = ", ".join(device.id for device in seen)
         raise MaskError(
             f"the process has been given {names}, which torch cannot use: {type(error).__name__}: {error}"
@@ -103,7 +103,7 @@ def failed_work(context: RankContext) -> FailedWork | None:
 
     An error that torch has raised in the test is the test's own business: the test expects it, or has failed because of
     it. After such an error every use of the device in this process raises it again, so that the device hides no other
-    one. Work on another device whose error the test has not seen is returned first.
+    error.
     """
     found: FailedWork | None = None
     with context.raised_errors.paused():
@@ -115,6 +115,7 @@ def failed_work(context: RankContext) -> FailedWork | None:
             # Do not initialise a runtime that the test has not used.
             if is_initialized(module) and hasattr(module, "synchronize"):
                 error = _failed_work(module, name)
+                # Of several devices, a device with an error that the test has not seen takes precedence.
                 if error is not None and (found is None or found.seen):
                     found = FailedWork(name, error, context.raised_errors.has(error))
     return found
