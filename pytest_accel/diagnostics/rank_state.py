@@ -64,7 +64,7 @@ class Hang(NamedTuple):
 class RankOutcome(NamedTuple):
     """The outcome of one phase of a test on one rank.
 
-    A named tuple, since one is made in each phase and a dataclass takes three times as long.
+    A named tuple, because each phase makes an instance, and a dataclass takes three times as long.
     """
 
     rank: int
@@ -80,11 +80,11 @@ class RankOutcome(NamedTuple):
     later: RankOutcome | None = None
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
     exit: RankExit | None = None
-    """The end of the process of a rank that died; None: it did not die, or its end is unknown."""
+    """The end of the process of a rank that died; None if it did not die, or its end is unknown."""
     headline: str = ""
     """For a rank that could not run the test: the cause in one line, if the rank has recognized it."""
     hang: Hang | None = None
-    """Why the rank counts as hung; None: it does not hang."""
+    """Why the rank counts as hung, or None if it does not hang."""
     span: tuple[float, float] = (0.0, 0.0)
     """For a rank that ended without a report: start and end of its phase, in seconds since the epoch."""
     expected: bool = False
@@ -92,7 +92,7 @@ class RankOutcome(NamedTuple):
 
     @property
     def secondary(self) -> bool:
-        """True if the rank was terminated because another one had failed or ended, and not for its own timeout."""
+        """True if the rank was terminated because another rank had failed or ended, and not for its own timeout."""
         return self.hang is not None and self.hang.cause is HangCause.OTHER_RANK
 
 
