@@ -73,7 +73,7 @@ class HeldLease:
     owner: Any
     """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     wanted: bool = False
-    """True while another request, of this or another session, waits for what the lease holds."""
+    """True while another request, of this or another session, waits for devices or slots of the lease."""
 
     @property
     def slots(self) -> int:
@@ -162,7 +162,7 @@ class Leases:
         self._locks: dict[Path, SessionLocks] = {}
         self._devices: dict[str, tuple[Device, _Kind]] = {}
         self._free: dict[str, int] = {}
-        """The free parts of each device, whoever has its lock."""
+        """The free parts of each device, even if another session has its lock."""
         self._numbers = count(1)
         self._leases: dict[int, HeldLease] = {}
         self._waiting: dict[int, _Wait] = {}
@@ -258,7 +258,7 @@ class Leases:
             self._tell(lease.ids)
 
     def what(self, demand: WorldDemand) -> str:
-        """Return what is demanded, in words: ``2 cuda devices with >= 40 GiB``, ``3 CPU slots``."""
+        """Return the demanded devices or slots in words: ``2 cuda devices with >= 40 GiB``, ``3 CPU slots``."""
         need = _need(demand)
         if need is None:
             return count_text(min(demand.key.ranks, self._slots), "CPU slot")

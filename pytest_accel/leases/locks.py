@@ -162,7 +162,7 @@ class SessionLocks:
         return False
 
     def renew(self) -> dict[str, str]:
-        """Create and lock new lock files in place of those that were deleted, moved or replaced.
+        """Create and lock new lock files in place of lock files that were deleted, moved or replaced.
 
         Return the devices for which that fails, with the reason. The session no longer has their locks.
         """

@@ -119,7 +119,7 @@ def shortages(waiting: Sequence[Request], free: Mapping[str, int], free_slots: i
 def wanted(
     waiting: Sequence[Request], free: Mapping[str, int], free_slots: int, leases: Iterable[Lease]
 ) -> tuple[int, ...]:
-    """Return the ids of those `leases` that hold something needed by a request that :func:`decide` leaves waiting.
+    """Return the ids of the `leases` that hold a device or slot for which a request waits after :func:`decide`.
 
     A request that lacks devices wants every lease that holds one of its candidates; leases on devices that it claims
     come first.
@@ -219,7 +219,7 @@ def _pick(available: Sequence[str], request: Request) -> list[str]:
         return list(available[: request.count])
     weights = {frozenset((one, other)): weight for one, other, weight in request.ties}
     sets = [_grow(first, available, request.count, weights) for first in available]
-    # max() returns the first of several equally good sets: the one that comes first in the session's order.
+    # max() returns the first of several equally good sets: the set that comes first in the session's order.
     chosen, _ = max(sets, key=lambda found: found[1])
     return [device for device in available if device in chosen]
 
