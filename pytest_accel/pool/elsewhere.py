@@ -31,7 +31,7 @@ class PlaceStarter(Starter[Own], Protocol[Own]):
 
 
 class Elsewhere(Protocol):
-    """Machines besides this one."""
+    """Other machines, on which a session starts ranks."""
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
         """Return the starter of ranks on these machines."""
@@ -79,7 +79,7 @@ class ClusterConnection(Elsewhere, Protocol):
 
     @property
     def machine(self) -> Machine:
-        """The devices of the cluster, in place of those of this machine."""
+        """The devices of the cluster, in place of this machine's devices."""
 
     def close(self) -> None:
         """Disconnect. The pool must have been closed."""

@@ -68,7 +68,7 @@ from pytest_accel.pool.starter import LostPlaceError, Starter, StarterReports, T
 from pytest_accel.pool.summary import PoolSummary
 
 WAITING_SHOWN_AFTER = 5.0
-"""Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
+"""Seconds that a test waits before a line shows the reasons; shorter waits are normal."""
 WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 IDLE_LIMIT = 30.0
@@ -316,7 +316,7 @@ class Pool:
         self._retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
-        """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
+        """Record where the ranks of world `number`, which runs `test`, are; of all worlds in use if it is None."""
         for world in self._in_state(WorldState.IN_USE):
             if number in (None, world.spec.world):
                 self.summary.add_interrupted(world, test)
@@ -396,7 +396,7 @@ class Pool:
             self._kill(world, why)
 
     def report(self, message: ServerReport) -> None:
-        """Handle what a fork server reports."""
+        """Handle a report of a fork server."""
         match message:
             case WorldStarted(number, pids):
                 self._started(number, pids)
@@ -470,6 +470,7 @@ class Pool:
             return
         self.broken = why
         self.summary.errors.append(why)
+        # The pool has an error, so each step may fail. The others must be done nevertheless.
         for request in list(self.requests.values()):
             with suppress(Exception):
                 self._refuse(request, why)
@@ -642,7 +643,7 @@ class Pool:
             world.starter.kill(world.spec, seconds)
 
     def _forget(self, world: PooledWorld) -> None:
-        """Remove a world whose processes have ended, and give back what was taken for it."""
+        """Remove a world whose processes have ended, and give back its devices or CPU slots."""
         if self.worlds.pop(world.spec.world, None) is None:
             return
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
@@ -679,7 +680,7 @@ class Pool:
         return next((world for world in self.worlds.values() if world.taken is taken), None)
 
     async def _tick(self) -> None:
-        """Check for overdue worlds and long waits once in `_TICK_INTERVAL`, as long as the session lives."""
+        """Check for overdue worlds and long waits every `_TICK_INTERVAL` seconds, as long as the session lives."""
         while True:
             await sleep(_TICK_INTERVAL)
             now = monotonic()

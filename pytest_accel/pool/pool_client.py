@@ -41,7 +41,7 @@ class Channel(Protocol):
 class PoolClient:
     """A driver's access to the pool. It sends the messages of `pool_messages`, and gets the answers.
 
-    The driver in the controller and those in xdist's workers use the same messages. In the controller a message is a
+    Drivers in the controller and in xdist's workers use the same messages. In the controller a message is a
     call of the pool, and in a worker it goes over execnet's channel.
     """
 

@@ -65,7 +65,7 @@ class WorldState(Enum):
     KILLED = "killed"
     """The processes were told to exit or are being killed; how they exit is not reported."""
     GONE = "gone"
-    """The processes have ended, and what was taken for them has been given back."""
+    """The processes have ended, and their devices or CPU slots have been given back."""
 
 
 _STARTING, _IN_USE, _IDLE, _RETIRING, _KILLED, _GONE = WorldState

@@ -83,10 +83,10 @@ class Starter(Protocol[Own]):
         """
 
     def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
-        """Tell other sessions which test uses what was taken, in which processes, by rank."""
+        """Tell other sessions which test uses `taken`, in the processes `pids`, by rank."""
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
-        """Return what was taken; no process uses it any more. `killed` says whether the processes were killed."""
+        """Give `taken` back, which no process uses any more. `killed` says whether the processes were killed."""
 
     def place(self, spec: WorldSpec, taken: Own) -> WorldSpec:
         """Return `spec` with the devices, the machine and the fork server of each rank."""
