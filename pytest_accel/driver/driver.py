@@ -171,7 +171,7 @@ class Driver:
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
     def _tail(self, grant: WorldGrant) -> OutputTail | None:
-        """Return the object that shows what the ranks write while they run; or None if the session shows nothing."""
+        """Return the object that shows the ranks' output while they run, or None if the session shows nothing."""
         config, ranks = self.config, grant.spec.ranks
         streams = shows_output(config)
         if not streams and not shows_logs_of_ranks(config):

@@ -1,4 +1,4 @@
-"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`."""
+"""The plan of a marked test, made from its marks and the session's resources. Pure: all I/O is in `Resources`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Resources:
     launcher: str | None = None
     """The launcher of `layout`."""
     hypothetical: bool = False
-    """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
+    """True if `machine` is assumed by ``--accel-plan``. The properties of its devices are unknown."""
 
     def inventory(self, kind: str) -> Inventory:
         """Return the devices of `kind` on this machine, or the session's devices if `kind` is ``none``."""
@@ -104,7 +104,7 @@ def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:
 
 
 def needs_of(plan: ItemPlan, resources: Resources) -> Needs:
-    """Return what a test with `plan` needs."""
+    """Return the needs of a test with `plan`."""
     key = plan.key
     need = key.need
     vendor_backend = None if key.kind == "none" else resources.machine.vendor(key.kind).backend

@@ -37,7 +37,7 @@ def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
 
 
 class MarkedItem(MarkedTest):
-    """The phases that replace those of an item with marks, and the hooks of its reports. Stored in the item's stash."""
+    """The phases that replace the phases of a marked item, and the hooks of its reports. Stored in the item's stash."""
 
     def __init__(self, item: pytest.Item, marks: Marks, plan: ItemPlan, driver: Driver) -> None:
         super().__init__(item, marks, plan)
@@ -50,7 +50,7 @@ class MarkedItem(MarkedTest):
         """True if a plugin that merged the ranks' data has failed the phase's report."""
 
     def install(self) -> None:
-        """Replace the methods of the item that run its phases by those of this object.
+        """Replace the methods of the item that run its phases by methods of this object.
 
         With ``--setup-plan`` do so only for a test that cannot run: pytest shows the fixtures and sets up none.
         """

@@ -72,7 +72,7 @@ class LinkToRank(RankState):
 
     @property
     def has_exited(self) -> bool:
-        """True if the process is known to have ended, whatever was received from it."""
+        """True if the process is known to have ended; messages of it may be unread."""
         return self.pidfd is not None and is_readable(self.pidfd)
 
     def send(self, data: bytes) -> bool:

@@ -134,7 +134,7 @@ class RankMonitor:
         return self.began if when == "setup" or self.call_began is None else self.call_began
 
     def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
-        """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
+        """Return the additional reports of phase `when` and earlier phases, with their ranks, and forget them."""
         phases = PHASES[: PHASES.index(when) + 1]
         taken = [entry for entry in self._extras if entry[1].when in phases]
         self._extras = [entry for entry in self._extras if entry[1].when not in phases]
@@ -260,7 +260,7 @@ class RankMonitor:
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending))
         for rank in pending:
             phase = phases[rank.rank]
-            # Before the timeout, a rank that goes on while the stacks are taken does not hang. Later it does not count.
+            # Before the timeout, a rank that goes on while the stacks are taken does not hang. Afterwards it hangs.
             if is_early:
                 self._drain(rank)
                 if rank.done or rank.phase != phase:

@@ -36,7 +36,7 @@ def mentions_ranks(path: str) -> bool:
 
 
 def condition_of(longrepr: object, root: Path) -> str | None:
-    """Return the place of a skip, relative to `root`, and the name of ranks on which it depends, or None.
+    """Return the place of a skip, relative to `root`, and the rank-only name on which it depends, or None.
 
     `longrepr` is the report's. Names are looked up in the whole file: ``size = int(os.environ["WORLD_SIZE"])``.
     """

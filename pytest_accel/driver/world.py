@@ -62,7 +62,7 @@ class World:
         debugger: DebuggerRelay,
         tail: OutputTail | None = None,
     ) -> None:
-        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write."""
+        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows their output."""
         self._debugger = debugger
         self._tail = tail
         self._output_due = 0.0
@@ -390,7 +390,7 @@ class World:
     def _give_up(self, pending: list[LinkToRank], timed_out: Hang, spent: Grace) -> None:
         """Count the ranks `pending` as hung.
 
-        `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
+        `timed_out` names the timeout that they exceeded. If a grace is over instead, `spent` is that grace.
         """
         stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
         self.monitor.record_hung(pending, timed_out if spent.event is None else stopped)
