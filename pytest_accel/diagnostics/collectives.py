@@ -122,7 +122,7 @@ class GroupWait:
     missing: Mapping[int, Collective | None]
     """The members that have not reached the collective, with the last collective of each."""
     unknown: list[int]
-    """The members without a record, such as dead ones."""
+    """The members without a record, such as dead ranks."""
 
 
 def waits(records: Mapping[int, Record]) -> list[GroupWait]:
@@ -137,7 +137,7 @@ def waits(records: Mapping[int, Record]) -> list[GroupWait]:
         waiting = {rank: one for rank, one in last.items() if not one.done}
         if not waiting:
             continue
-        # The collective with the highest number is the one in which a rank waits for all others.
+        # In the collective with the highest number, a rank waits for all others.
         number = max(one.number for one in waiting.values())
         inside: dict[Collective, list[int]] = {}
         for rank, one in waiting.items():

@@ -115,7 +115,7 @@ class Examiner(WorldInspector):
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
 
     def progress(self, alive: Mapping[int, int]) -> Progress:
-        """Return what the ranks of a running test are doing, without disturbing them.
+        """Return the present activity of the ranks of a running test, without disturbing them.
 
         This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
         for records does not.

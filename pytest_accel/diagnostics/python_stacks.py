@@ -160,7 +160,7 @@ def has_finished(frames: Iterable[Frame]) -> bool:
 
 
 def relevant(frames: Iterable[Frame]) -> list[Frame]:
-    """Return `frames` without those that say nothing about the test."""
+    """Return `frames` without frames that say nothing about the test."""
     return [frame for frame in frames if frame.is_code and not any(part in frame.path for part in _HIDDEN)]
 
 

@@ -36,7 +36,7 @@ class HangCause(Enum):
     UNREAD = "unread"
     """The rank did not read a message."""
     OTHER_RANK = "other rank"
-    """Another rank had failed or ended, and this one did not finish the test in its grace time."""
+    """Another rank had failed or ended, and the rank did not finish the test in its grace time."""
     DEADLOCK = "deadlock"
     """The rank waited for an operation that can never complete; see `diagnostics.deadlock`."""
 
@@ -133,7 +133,7 @@ class RankState:
         self.announced = Announced()
 
     def forget_reports(self, when: When) -> None:
-        """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""
+        """Forget the reports of phase `when` and of later phases: the rank has not passed them after all."""
         for phase in PHASES[PHASES.index(when) :]:
             self.reports.pop(phase, None)
 
@@ -142,7 +142,7 @@ class RankState:
         """Headlines and texts of the output that pytest has captured in the phases that the rank has passed."""
         reports = [self.reports[when].report for when in PHASES if when in self.reports]
         passed = [report.get("sections", []) for report in reports if report["outcome"] == "passed"]
-        return passed[-1] if passed else []  # The report of a phase has the output of those before it, too.
+        return passed[-1] if passed else []  # The report of a phase has the output of earlier phases, too.
 
     @property
     def phase(self) -> When:
@@ -151,6 +151,7 @@ class RankState:
 
     def settled(self, when: When) -> bool:
         """Return True if no more messages about phase `when` are expected from the rank."""
+        # `Finished` follows the report of the teardown.
         if self.done or (when in self.reports and when != "teardown"):
             return True
         return when == "call" and self._has_no_call
