@@ -63,7 +63,7 @@ Record = Mapping[str, Mapping[int, Collective]]
 
 
 def read_record(data: bytes) -> FlightRecord:
-    """Return the record that a rank has written as `data`; one without contents if it is not valid."""
+    """Return the record that a rank has written as `data`, or an empty record if `data` is not valid."""
     try:
         record: FlightRecord = decode(data, FlightRecord)
     except ValueError:
@@ -93,7 +93,7 @@ def collectives_in(record: FlightRecord) -> dict[str, dict[int, Collective]]:
 
 
 def waiting_in(record: Record) -> Collective | None:
-    """Return the collective in which the rank of this `record` waits; None if it waits in none."""
+    """Return the collective in which the rank of this `record` waits, or None if it waits in none."""
     last = [record[group][max(record[group])] for group in sorted(record) if record[group]]
     return next((one for one in last if not one.done), None)
 
@@ -107,7 +107,7 @@ class Difference:
     what: tuple[str, ...]
     """``operations``, or ``shapes`` and ``types``."""
     calls: Mapping[int, Collective]
-    """By rank."""
+    """The collective that each rank has called, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class GroupWait:
     difference: Difference | None
     """The first collective of the group in which the ranks differ."""
     inside: Mapping[Collective, list[int]]
-    """The ranks that wait for all others, by their collective: usually one."""
+    """The ranks that wait for all others, by the collective they are in; usually all are in the same collective."""
     missing: Mapping[int, Collective | None]
-    """The members that have not reached it, with the last collective of each."""
+    """The members that have not reached the collective, with the last collective of each."""
     unknown: list[int]
-    """The members without a record, such as dead ones."""
+    """The members without a record, such as dead ranks."""
 
 
 def waits(records: Mapping[int, Record]) -> list[GroupWait]:
@@ -137,7 +137,7 @@ def waits(records: Mapping[int, Record]) -> list[GroupWait]:
         waiting = {rank: one for rank, one in last.items() if not one.done}
         if not waiting:
             continue
-        # The collective with the highest number is the one in which a rank waits for all others.
+        # In the collective with the highest number, a rank waits for all others.
         number = max(one.number for one in waiting.values())
         inside: dict[Collective, list[int]] = {}
         for rank, one in waiting.items():

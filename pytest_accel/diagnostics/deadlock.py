@@ -5,7 +5,7 @@ The functions are pure. Their input is the records of the ranks.
 The rule is strict, because a healthy test must not fail: a test is in a deadlock if each rank that has not finished it
 waits for an operation that cannot complete, and no thread of any rank goes on by itself before the test's own timeout.
 An operation cannot complete if a rank that must take part has issued too few of its kind, or another collective under
-the same number. A thread goes on if torch's own timeout ends its operation: the test may expect this error.
+the same number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pytest_accel.messages.flight_record import FlightRecord, RankWait
 
 
 def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, RankWait]:
-    """Return what each of the `unfinished` ranks waits for, if none can go on; else nothing.
+    """Return the wait of each of the `unfinished` ranks if no rank can go on, else an empty dict.
 
-    `records` has those of all ranks. The test's own timeout is over in `rest` seconds.
+    `records` are the records of all ranks. The test's own timeout ends in `rest` seconds.
     """
     found: dict[int, RankWait] = {}
     for rank in unfinished:
@@ -28,19 +28,21 @@ def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], r
         if wait is None or not (lacking(rank, records) or _differs(rank, wait, records)):
             return {}
         found[rank] = wait
+    # A thread goes on if torch's own timeout ends its operation before: the test may expect this error.
     return found if all(record.quiet > rest for record in records.values()) else {}
 
 
 def lacking(rank: int, records: Mapping[int, FlightRecord]) -> dict[int, int]:
-    """Return the ranks that have issued too few operations for the wait of `rank` to end, with how many these are.
+    """Return the ranks that have issued too few operations for the wait of `rank` to end, each with their number.
 
-    Return nothing if it may end, or that is unknown: a peer may have destroyed the group and made another of its name.
+    Return an empty dict if the wait may end, or if that is unknown.
     """
     own = records[rank]
     if (wait := own.wait) is None:
         return {}
     issued = {}
     for peer in wait.peers:
+        # The peer may have destroyed the group, and made another group of its name.
         if peer not in records or records[peer].members.get(wait.group) != own.members.get(wait.group):
             return {}
         counts = records[peer].issued.get(wait.group, {})

@@ -21,7 +21,7 @@ class Findings:
     records: Mapping[int, Record] = field(default_factory=dict)
     """The collectives of the living ranks."""
     waits: Mapping[int, tuple[RankWait, Mapping[int, int]]] = field(default_factory=dict)
-    """The messages and exchanges that ranks wait for, and how few of each the ranks have issued that it lacks."""
+    """The message or exchange that a rank waits for, and the number of its kind that each lacking rank has issued."""
     at_death: Mapping[int, str] = field(default_factory=dict)
     """The stacks of ranks that were running the test when another rank died."""
     unrecorded_by: str = ""
@@ -97,7 +97,7 @@ class Examiner(WorldInspector):
     def hung(self, alive: Mapping[int, int], hung: Mapping[int, int]) -> tuple[dict[int, str], Findings]:
         """Return the stacks of the `hung` ranks, and the findings on them.
 
-        `alive` must include ranks that do not hang: they may be the ones that have not reached a collective.
+        `alive` must include ranks that do not hang: these may not have reached a collective.
         """
         stacks = self.stacks(hung)
         records = self.records(alive)
@@ -115,7 +115,7 @@ class Examiner(WorldInspector):
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
 
     def progress(self, alive: Mapping[int, int]) -> Progress:
-        """Return what the ranks of a running test are doing, without disturbing them.
+        """Return the present activity of the ranks of a running test, without disturbing them.
 
         This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
         for records does not.

@@ -45,12 +45,12 @@ _TIMEOUT = 20
 _LONGEST_WAIT = 10.0
 """Seconds that a rank has to write its record while it waits for a processor."""
 CHUNK = 1 << 16
-"""Bytes that one read of a growing file returns at most."""
+"""Maximum number of bytes that one read of a growing file returns."""
 BACKLOG = 1 << 23
 """Bytes by which a rank may be ahead of the reader of a growing file. If it is further ahead, output is left out."""
 
 PathOf = Callable[[str, int, int], str]
-"""Returns the path of a rank's file, of the session's folder, the world and the rank."""
+"""Returns the path of a rank's file for the session's folder, the world and the rank."""
 
 Growing = Literal["stdout", "terminal"]
 """A file to which a rank appends, and which the driver shows: its output, or what pytest shows in it."""
@@ -75,9 +75,9 @@ class MachineInspector:
         return {rank: path(self._directory, self._world, rank) for rank in ranks}
 
     def captured(self, phases: Mapping[int, When]) -> dict[int, list[tuple[str, str]]]:
-        """Return what ranks have written in these `phases`, in which they are: headlines and texts, as in reports.
+        """Return the output of ranks in their present `phases`: headlines and texts, as in reports.
 
-        From a file that is kept or shown, it is what they have written in the whole test.
+        If a file is kept or shown, the text is the rank's output in the whole test.
         """
         found: dict[int, list[tuple[str, str]]] = {rank: [] for rank in phases}
         for rank, when in phases.items():
@@ -149,7 +149,7 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: flo
     signalled: list[int] = []
     for rank, pid in pids.items():
         Path(paths[rank]).unlink(missing_ok=True)
-        if _blocks(pid, FLIGHT_SIGNAL):
+        if _blocks(pid, FLIGHT_SIGNAL):  # The signal would terminate any other process.
             with suppress(ProcessLookupError):
                 kill(pid, FLIGHT_SIGNAL)
                 signalled.append(rank)
@@ -167,7 +167,7 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: flo
 
 
 def _blocks(pid: int, number: int) -> bool:
-    """Return whether the process has blocked the signal. The signal would terminate a process that has not."""
+    """Return whether the process has blocked the signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,6 +1,6 @@
 """Detection of out-of-memory kills, by the kernel's counter for the control group of the ranks and the driver.
 
-Control groups of version 2 have the counter in ``memory.events``, those of version 1 in ``memory.oom_control``, both as
+Control groups of version 2 have the counter in ``memory.events``, groups of version 1 in ``memory.oom_control``, as
 a line ``oom_kill N`` (the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
 """
 

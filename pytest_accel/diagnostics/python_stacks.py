@@ -22,9 +22,9 @@ _INTERVAL = 0.02
 _LONGEST = 10.0
 """Seconds that a process has to write its stack while it waits for a processor."""
 _LOOKS = 5
-"""Looks at which the files of a process at work must not have changed.
+"""Number of looks at which the files of a computing process must not have changed.
 
-It may have been interrupted while it wrote. A process that waits has written all.
+The process may have been interrupted while it wrote. A process that waits has written all.
 """
 _PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
 _HIDDEN = (
@@ -67,7 +67,7 @@ class Frame(NamedTuple):
 
 
 def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, timeout: float = 2.0) -> dict[int, str]:
-    """Return the Python stacks of all threads of the processes `pids`, by rank; empty for one that did not answer.
+    """Return the Python stacks of all threads of the processes `pids`, by rank; empty if a rank did not answer.
 
     The signal handler is faulthandler's, written in C: it does not need the GIL, so it works during a native call that
     holds the GIL. A process that waits for a processor has longer than `timeout` seconds.
@@ -160,7 +160,7 @@ def has_finished(frames: Iterable[Frame]) -> bool:
 
 
 def relevant(frames: Iterable[Frame]) -> list[Frame]:
-    """Return `frames` without those that say nothing about the test."""
+    """Return `frames` without frames that say nothing about the test."""
     return [frame for frame in frames if frame.is_code and not any(part in frame.path for part in _HIDDEN)]
 
 

@@ -36,7 +36,7 @@ class HangCause(Enum):
     UNREAD = "unread"
     """The rank did not read a message."""
     OTHER_RANK = "other rank"
-    """Another rank had failed or ended, and this one did not finish the test in its grace time."""
+    """Another rank had failed or ended, and the rank did not finish the test in its grace time."""
     DEADLOCK = "deadlock"
     """The rank waited for an operation that can never complete; see `diagnostics.deadlock`."""
 
@@ -64,7 +64,7 @@ class Hang(NamedTuple):
 class RankOutcome(NamedTuple):
     """The outcome of one phase of a test on one rank.
 
-    A named tuple, since one is made in each phase and a dataclass takes three times as long.
+    A named tuple, because each phase makes an instance, and a dataclass takes three times as long.
     """
 
     rank: int
@@ -80,11 +80,11 @@ class RankOutcome(NamedTuple):
     later: RankOutcome | None = None
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
     exit: RankExit | None = None
-    """The end of the process of a rank that died; None: it did not die, or its end is unknown."""
+    """The end of the process of a rank that died; None if it did not die, or its end is unknown."""
     headline: str = ""
     """For a rank that could not run the test: the cause in one line, if the rank has recognized it."""
     hang: Hang | None = None
-    """Why the rank counts as hung; None: it does not hang."""
+    """Why the rank counts as hung, or None if it does not hang."""
     span: tuple[float, float] = (0.0, 0.0)
     """For a rank that ended without a report: start and end of its phase, in seconds since the epoch."""
     expected: bool = False
@@ -92,7 +92,7 @@ class RankOutcome(NamedTuple):
 
     @property
     def secondary(self) -> bool:
-        """True if the rank was terminated because another one had failed or ended, and not for its own timeout."""
+        """True if the rank was terminated because another rank had failed or ended, and not for its own timeout."""
         return self.hang is not None and self.hang.cause is HangCause.OTHER_RANK
 
 
@@ -133,7 +133,7 @@ class RankState:
         self.announced = Announced()
 
     def forget_reports(self, when: When) -> None:
-        """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""
+        """Forget the reports of phase `when` and of later phases: the rank has not passed them after all."""
         for phase in PHASES[PHASES.index(when) :]:
             self.reports.pop(phase, None)
 
@@ -142,7 +142,7 @@ class RankState:
         """Headlines and texts of the output that pytest has captured in the phases that the rank has passed."""
         reports = [self.reports[when].report for when in PHASES if when in self.reports]
         passed = [report.get("sections", []) for report in reports if report["outcome"] == "passed"]
-        return passed[-1] if passed else []  # The report of a phase has the output of those before it, too.
+        return passed[-1] if passed else []  # The report of a phase has the output of earlier phases, too.
 
     @property
     def phase(self) -> When:
@@ -151,6 +151,7 @@ class RankState:
 
     def settled(self, when: When) -> bool:
         """Return True if no more messages about phase `when` are expected from the rank."""
+        # `Finished` follows the report of the teardown.
         if self.done or (when in self.reports and when != "teardown"):
             return True
         return when == "call" and self._has_no_call

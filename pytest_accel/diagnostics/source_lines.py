@@ -9,11 +9,11 @@ from pytest_accel.core.frames import Folders, is_library
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_other_threads, frames_of_rank, relevant
 
 _MOST_FRAMES = 30
-"""Frames that are shown, at least: outer ones are left out."""
+"""Maximum number of frames that are shown: outer frames are left out."""
 
 
 def shown_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Return what to show of `frames`, given innermost first: the outermost first.
+    """Return the frames to show, outermost first; `frames` are innermost first.
 
     Libraries that call the user's code are left out.
     """
@@ -23,7 +23,7 @@ def shown_frames(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def source_of(frame: Frame) -> list[str]:
-    """Return the line of source of `frame`; nothing if it cannot be read here."""
+    """Return the line of source of `frame`, or an empty list if it cannot be read here."""
     linecache.checkcache(frame.path)  # The session may have lasted longer than an edit of the file.
     line = linecache.getline(frame.path, frame.line).strip() if frame.is_code else ""
     return [f"    {line}"] if line else []

@@ -37,7 +37,7 @@ class TimeLimits:
         """Seconds of all phases together, and the time from which they count (`clock.monotonic`)."""
 
     def limit_test(self, seconds: float | None) -> None:
-        """Limit all phases together to `seconds` from now on; None: remove this limit."""
+        """Limit all phases together to `seconds` from now on; remove this limit if None."""
         self._test = None if seconds is None else (seconds, monotonic())
 
     def leave_out(self, since: float) -> None:
@@ -64,7 +64,7 @@ def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:
 
 
 class Grace(NamedTuple):
-    """The time that the other ranks have after one has failed or ended."""
+    """The time that the other ranks have after a rank has failed or ended."""
 
     end: float = math.inf
     """The end of the grace time (`clock.monotonic`); infinite while no rank waits in vain."""
@@ -74,13 +74,10 @@ class Grace(NamedTuple):
 
 
 def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bool]) -> Grace:
-    """Return the grace time of the ranks that may wait in vain.
+    """Return the grace time of the ranks that may wait in vain for a rank that has ended or failed.
 
-    A rank may wait in vain for a rank that has ended, or for one that failed or skipped in the phase that the waiting
-    rank is in, or earlier. In teardown, a rank may wait in vain for a rank that has failed and finished the test; while
-    a live rank is computing, teardown has only the ordinary timeout. No grace time begins before `resumed`, when the
-    last debugger ended. `computing` returns True if a live rank is computing; it is called only after a death or a
-    failure.
+    No grace time begins before `resumed`, when the last debugger ended. `computing` returns True if a live rank is
+    computing; it is called only after a death or a failure.
     """
     deaths = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
     failures = _failures(ranks, computing)
@@ -95,7 +92,7 @@ def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bo
 
 
 def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
-    """Return time and rank of each phase that did not pass and for which another rank may wait in vain."""
+    """Return time and event of each phase that did not pass and whose rank another rank may wait for in vain."""
     failures: list[tuple[float, RankEvent]] = []
     wrong = [
         (PHASES.index(when), (report.at, RankEvent(rank.rank, report.report["outcome"])))
@@ -109,7 +106,10 @@ def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list
         if open_phase == "teardown":
             in_teardown = True
         elif open_phase is not None:
+            # The rank may wait for a rank that failed or skipped in the same phase, or earlier.
             failures += [event for phase, event in wrong if phase <= PHASES.index(open_phase)]
+    # A rank in its teardown may wait for a rank that has failed and finished the test. While a live rank is computing,
+    # the teardown has only the ordinary timeout.
     if in_teardown and not failures:
         gone = [
             (rank.reports["teardown"].at, RankEvent(rank.rank, "failed"))

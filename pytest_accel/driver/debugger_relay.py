@@ -18,7 +18,7 @@ class DebuggerRelay:
     """Requests of one world's ranks for the driver's terminal. Owned by the driver's `World`."""
 
     def __init__(self, terminal: Terminal | None, ranks: int, only_rank: int | None) -> None:
-        """Only the rank `only_rank` may debug; None: the first that asks. Without a `terminal`, no rank may."""
+        """Only the rank `only_rank` may debug, or the first that asks if it is None. Without a `terminal`, none may."""
         self._terminal = terminal
         self._only_rank = only_rank if only_rank is not None and only_rank < ranks else None
         self._requests: list[tuple[int, str]] = []

@@ -84,28 +84,22 @@ class Driver:
         return may_stop_call(self.config)
 
     def _can_keep(self, world: World, before: MarkedTest | None, following: MarkedTest) -> bool:
-        """Return whether `following` can use the world, and nobody else waits for it.
-
-        Nobody gets it while the next test uses a module's or class' fixture of the last one, `before`: in the ranks it
-        would be torn down, and be set up again for the next test.
-        """
+        """Return whether `following` can use the world after the test `before`, and nobody else waits for it."""
         return (
             following.missing is None
             and following.key == world.grant.spec.key
             and not following.key.fresh
             and world.monitor.reusable
             and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
+            # Keep a world whose module or class fixture the next test uses: it would be torn down and set up again.
             and (not self._pool_client.wanted(world.number) or _share_fixture(before, following))
         )
 
     def _ensure_world(self, marked: MarkedTest) -> World:
-        """Return a world whose ranks have collected the test: the current one if possible, else another from the pool.
-
-        If a rank cannot run the test, the world refuses it.
-        """
+        """Return a world whose ranks have collected the test: the current world, or else another from the pool."""
         world, node = self._world, marked.node
         if world is not None and world.refuses(node):
-            return world
+            return world  # A rank cannot run the test, and the outcome of its setup will say why.
         if world is not None and (
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
@@ -177,7 +171,7 @@ class Driver:
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
     def _tail(self, grant: WorldGrant) -> OutputTail | None:
-        """Return the object that shows what the ranks write while they run; None if the session shows nothing."""
+        """Return the object that shows the ranks' output while they run, or None if the session shows nothing."""
         config, ranks = self.config, grant.spec.ranks
         streams = shows_output(config)
         if not streams and not shows_logs_of_ranks(config):

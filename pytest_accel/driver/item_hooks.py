@@ -37,7 +37,7 @@ def may_stop_call(config: pytest.Config) -> bool:
 
 
 class _Hooks:
-    """Replacement of an item's `ihook`. A session has one for each set of conftests that do not apply to a file."""
+    """Replacement of an item's `ihook`, shared by all files to which the same conftests do not apply."""
 
     def __init__(self, config: pytest.Config, conftests: frozenset[object], rank_only: frozenset[object]) -> None:
         """`rank_only` are the plugins of `_RANK_ONLY`."""
@@ -46,6 +46,8 @@ class _Hooks:
         self._rank_only = rank_only
 
     def __getattr__(self, name: str) -> Any:
+        # Leave out pytest's log capture: the ranks capture their logs, and in the driver the capture would cost more
+        # than all other work of the driver for a test.
         excluded = {self._manager.get_plugin("logging-plugin"), *self._conftests}
         if name in _PHASES:
             excluded |= self._rank_only
@@ -63,17 +65,14 @@ _RANK_ONLY_PLUGINS: pytest.StashKey[frozenset[object]] = pytest.StashKey()
 def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
     """Return a subclass of `kind` whose hook calls leave out the plugins that must act only in ranks.
 
-    pytest's log capture is one of them: the ranks log, and capture their own logs. In the driver the capture would
-    cost more than all other work of the driver for a test.
-
-    It also hides the marks that only the ranks evaluate. The driver has no RANK, for example, on which they may depend.
+    The subclass also hides the marks that only the ranks evaluate.
     """
 
     class Redirected(kind):  # type: ignore[valid-type, misc]
         @property
         def ihook(self) -> Any:
             hooks = super().ihook
-            if isinstance(hooks, _Hooks):  # The class of a copied item is such a subclass already.
+            if isinstance(hooks, _Hooks):  # The item is a copy, and its class was already `Redirected`.
                 return hooks
             conftests: frozenset[object] = frozenset() if hooks is self.config.hook else left_out_conftests(hooks)
             made = self.config.stash.setdefault(_HOOKS, {})
@@ -85,7 +84,7 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
             found = [*super().iter_markers(name)]
             marked = self.stash.get(MARKED, None)  # None in a copy that is not redirected yet.
             if found and marked is not None and marked.leaves_to_ranks(name):
-                return iter(())
+                return iter(())  # The driver has no RANK, for example, on which these marks may depend.
             return iter(found)
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (

@@ -1,4 +1,4 @@
-"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`."""
+"""The plan of a marked test, made from its marks and the session's resources. Pure: all I/O is in `Resources`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ItemPlan:
     key: WorldKey
     """Key of the world in which the test runs."""
     timeout: float | None = None
-    """Timeout of each phase in seconds; None: the session's."""
+    """Timeout of each phase in seconds, or None for the session's timeout."""
     missing: str | None = None
     """Reason to skip the test, because this session can never run it; None if it can run."""
     devices: int | None = None
-    """Number of the session's devices of the kind that the test uses, or else of the session's kind; None: no kind."""
+    """Number of the session's devices of the test's kind, or else of the session's kind; None if there is no kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +45,20 @@ class Resources:
     machine: Machine
     settings: Settings
     launcher_missing: Callable[[str], str | None]
-    """Returns why a launcher cannot be used on this machine; None if it can."""
+    """Returns why a launcher cannot be used on this machine, or None if it can."""
     remote_inventory: Callable[[int, str], Inventory | str]
     """Returns the devices of a kind on another machine, by its number, or why they cannot be looked up."""
     plan_all: Callable[[Callable[[int], ItemPlan], int, Resources], ItemPlan]
-    """Returns the plan of a test that takes all devices; see the moment of this name in `features/__init__.py`."""
+    """Returns the plan of a test that takes all devices; see the hook `pytest_accel_plan_all`."""
     layout: Layout | None = None
-    """The processes that a launcher has started; None: there is only this process."""
+    """The processes that a launcher has started, or None if there is only this process."""
     launcher: str | None = None
     """The launcher of `layout`."""
     hypothetical: bool = False
-    """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
+    """True if `machine` is assumed by ``--accel-plan``. The properties of its devices are unknown."""
 
     def inventory(self, kind: str) -> Inventory:
-        """Return the devices of `kind` on this machine; those of the session if `kind` is ``none``."""
+        """Return the devices of `kind` on this machine, or the session's devices if `kind` is ``none``."""
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
 
@@ -104,7 +104,7 @@ def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:
 
 
 def needs_of(plan: ItemPlan, resources: Resources) -> Needs:
-    """Return what a test with `plan` needs."""
+    """Return the needs of a test with `plan`."""
     key = plan.key
     need = key.need
     vendor_backend = None if key.kind == "none" else resources.machine.vendor(key.kind).backend
@@ -137,12 +137,13 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool) -> Worl
 
 
 def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resources, *, fresh: bool) -> WorldKey:
-    """Return the key of a world of ranks, of which each needs `need`; `ranks` are the arguments of ``distributed``."""
+    """Return the key of a world of ranks that each need `need`; `ranks` are the arguments of ``distributed``."""
     size: int = ranks.pop("world_size")
     machines: int = ranks.pop("nodes", 1)
     per_rank: int = ranks.pop("devices_per_rank", 1)
     requested: str | None = ranks.pop("kind", None)
     own = resources.machine.session_kind
+    # No process group accepts tensors of the session's kind: ranks of a test that names no kind use the CPU.
     if own is not None and need is None and not resources.machine.vendor(own).ranks:
         own = None
     # Ranks can run on the CPU, but devices that a mark requests are accelerators.
@@ -166,11 +167,7 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
 
 
 def _in_fake_group(size: int | str, need: DeviceNeed | None, ranks: dict[str, Any]) -> dict[str, Any]:
-    """Return `ranks`, the arguments of ``distributed``, for one process, which is a rank of a fake group of `size`.
-
-    The process has no devices, also in a session that has some: a test that passes on one device would say nothing of
-    the devices of all other ranks.
-    """
+    """Return `ranks`, the arguments of ``distributed``, for one process, which is a rank of a fake group of `size`."""
     errors = []
     for argument, only in _OF_FAKE_GROUP.items():
         if (value := ranks.get(argument, only)) != only:
@@ -184,6 +181,7 @@ def _in_fake_group(size: int | str, need: DeviceNeed | None, ranks: dict[str, An
             f"@pytest.mark.distributed(backend={ranks['backend']!r}): {'; '.join(errors)}. A fake process group has "
             "any size, and runs one process on the CPU, without devices"
         )
+    # No devices, even if the session has some: a test that passes on one device says nothing about the other ranks.
     return {**ranks, "kind": "cpu", "fake_size": size}
 
 
@@ -193,23 +191,23 @@ def _default_share(kind: str, resources: Resources) -> Share | None:
     if given is None or kind == "none":
         return None
     share = parse_share(given)
+    # The memory of assumed devices is unknown.
     return None if resources.hypothetical and share.bytes is not None else share
 
 
 def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) -> bool:
     """Return whether two ranks may use one device.
 
-    NCCL and similar backends refuse that ("Duplicate GPU detected"). A test that creates its own process groups
-    (``init=False``) is not restricted.
+    NCCL and similar backends refuse that ("Duplicate GPU detected").
     """
     if not ranks.get("init", True):
-        return True
+        return True  # The test creates its own process groups, with any backend.
     names = backend_names(ranks.get("backend") or (None if kind == "none" else resources.machine.vendor(kind).backend))
     return bool(names) and set(names) <= _SHARING_BACKENDS
 
 
 def _missing(key: WorldKey, resources: Resources) -> str | None:
-    """Return why the session can never run a world of `key`; None if it can."""
+    """Return why the session can never run a world of `key`, or None if it can."""
     layout = resources.layout
     if resources.machine.is_cluster:
         if key.in_cluster:
@@ -238,7 +236,7 @@ def _missing(key: WorldKey, resources: Resources) -> str | None:
 
 
 def _backend_missing(key: WorldKey) -> str | None:
-    """Return why no ranks of `key` can use its backend; None if they can, or if that is not known."""
+    """Return why no ranks of `key` can use its backend; None if they can or this is not known."""
     for name in backend_names(key.backend) if key.grouped and key.init else ():
         kinds = KINDS_OF_BACKEND.get(name)
         if kinds is not None and key.kind not in kinds:
@@ -248,7 +246,7 @@ def _backend_missing(key: WorldKey) -> str | None:
 
 
 def _launcher_missing(launcher: str, resources: Resources) -> str | None:
-    """Return why `launcher` cannot start the ranks of a test; None if it can."""
+    """Return why `launcher` cannot start the ranks of a test, or None if it can."""
     if resources.launcher is not None:
         return f"its ranks are started by {launcher}, which a session under {resources.launcher} does not do"
     return resources.launcher_missing(launcher)

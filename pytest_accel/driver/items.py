@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 
 def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
-    """Return the `MarkedItem` of `item`; None if it has no marks of the plugin."""
+    """Return the `MarkedItem` of `item`, or None if it has no marks of the plugin."""
     marked: MarkedItem | None = item.stash.get(MARKED, None)
     return marked
 
 
 class MarkedItem(MarkedTest):
-    """The phases that replace those of an item with marks, and the hooks of its reports. Stored in the item's stash."""
+    """The phases that replace the phases of a marked item, and the hooks of its reports. Stored in the item's stash."""
 
     def __init__(self, item: pytest.Item, marks: Marks, plan: ItemPlan, driver: Driver) -> None:
         super().__init__(item, marks, plan)
         self.limits = TimeLimits(plan.timeout or driver.settings.timeout)
         self._driver = driver
         self._run: WorldRun | None = None
-        """The last run of the test; None if it has not begun."""
+        """The last run of the test, or None if it has not begun."""
         self._verdicts: dict[str, Verdict] = {}
         self._failed_in_merge = False
         """True if a plugin that merged the ranks' data has failed the phase's report."""
 
     def install(self) -> None:
-        """Replace the methods of the item that run its phases by those of this object.
+        """Replace the methods of the item that run its phases by methods of this object.
 
         With ``--setup-plan`` do so only for a test that cannot run: pytest shows the fixtures and sets up none.
         """
@@ -59,7 +59,7 @@ class MarkedItem(MarkedTest):
         # Use the method of the class: a copied item has the original's attributes, which may be replaced already.
         self._own_repr_failure = partial(type(self.item).repr_failure, self.item)
         if type(self.item).repr_failure is not pytest.Function.repr_failure:
-            # A custom method may need attributes of its own exception type, which the stand-in for a rank's lacks.
+            # A custom method may need attributes of its own exception type, which the stand-in for an exception lacks.
             self._own_repr_failure = partial(pytest.Item.repr_failure, self.item)
         for name in ("setup", "runtest", "teardown", "repr_failure"):
             setattr(self.item, name, getattr(self, name))
@@ -67,13 +67,11 @@ class MarkedItem(MarkedTest):
         self.item.__class__ = without_rank_hooks(type(self.item))
 
     def leaves_to_ranks(self, name: str | None) -> bool:
-        """Return whether only the ranks evaluate the test's marks `name`.
-
-        A mark ``skip`` costs no ranks, unless it may depend on what only ranks have: its condition is not known.
-        """
+        """Return whether only the ranks evaluate the test's marks `name`."""
         if not self.key.grouped:
             return False
         if name == "skip":
+            # A skip here needs no ranks. But its condition is not known, and may depend on what only ranks have.
             conftests = (folder / "conftest.py" for folder in self.item.path.parents)
             return any(map(mentions_ranks, map(str, (self.item.path, *conftests))))
         return name == "skipif" or (name == "xfail" and not self.expects_failure)
@@ -89,7 +87,7 @@ class MarkedItem(MarkedTest):
         return 0 if self._run is None else self._run.spec.world
 
     def verdict(self, when: str) -> Verdict | None:
-        """Return the verdict on a phase; None if the phase has not run."""
+        """Return the verdict on a phase, or None if the phase has not run."""
         return self._verdicts.get(when)
 
     # Methods that replace the item's own

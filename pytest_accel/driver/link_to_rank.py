@@ -30,7 +30,7 @@ class LinkToRank(RankState):
     """Opens another connection to the rank. Raises OSError if the rank is gone."""
     connection: Connection
     pidfd: int | None
-    """Readable when the process has ended (`prctl.end_of`). None if that is impossible."""
+    """Readable when the process has ended (`prctl.end_of`); None if there is no such descriptor."""
 
     @classmethod
     def open(cls, grant: WorldGrant, rank: int) -> LinkToRank:
@@ -72,20 +72,17 @@ class LinkToRank(RankState):
 
     @property
     def has_exited(self) -> bool:
-        """True if the process is known to have ended, whatever was received from it."""
+        """True if the process is known to have ended; messages of it may be unread."""
         return self.pidfd is not None and is_readable(self.pidfd)
 
     def send(self, data: bytes) -> bool:
-        """Send a pickled message; return False if the rank does not read it.
-
-        If the rank is dead, this is a no-op, since the monitor notices the exit.
-        """
+        """Send a pickled message; return False if the rank lives and does not read it."""
         try:
             self.connection.send_bytes(data)
         except BlockingIOError:
             return False
         except OSError:
-            pass
+            pass  # The rank is dead, and the monitor notices the exit.
         return True
 
     def close(self) -> None:

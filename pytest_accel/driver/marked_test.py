@@ -15,7 +15,7 @@ class MarkedTest:
     """A test with marks: its plan, and its place in the order of tests."""
 
     def __init__(self, item: pytest.Item, marks: Marks, plan: ItemPlan) -> None:
-        """`marks` are those from which `plan` was made."""
+        """`plan` was made from `marks`."""
         self.item = item
         self.marks = marks
         self.plan = plan
@@ -35,7 +35,7 @@ class MarkedTest:
 
     @property
     def missing(self) -> str | None:
-        """Reason why the test cannot run on this machine; None if it can."""
+        """Reason why the test cannot run on this machine, or None if it can."""
         return self.plan.missing
 
     @property

@@ -60,14 +60,14 @@ class RankMonitor:
         self._number = grant.spec.world
         self._pool_client = pool_client
         self.kill_reason: str | None = None
-        """Why the ranks must be killed; None if they need not be. The first reason is kept."""
+        """The reason to kill the ranks, or None if they need not be killed. The first reason is kept."""
         self.retire = False
         """True if the ranks must not run another test, but can shut down cleanly."""
         self._debugger = debugger
         self._has_records = grant.spec.ranks > 1 and grant.spec.grouped and grant.spec.key.init
         """True if the ranks answer at once when they are asked for records of their collectives.
 
-        In a world without a process group of its own, a rank that has not made one does not answer.
+        In a world without a process group of its own, a rank that has not made a group does not answer.
         """
         self._examiner = Examiner(grant.directory, grant.spec)
         self._oom_kills = self._count_oom_kills(grant.spec.ranks)
@@ -76,7 +76,7 @@ class RankMonitor:
         self.began = 0.0
         """Time at which the current test began (`clock.monotonic`)."""
         self.call_began: float | None = None
-        """Time at which the ranks were told to run the call of the current test, or to leave it out; None: not yet."""
+        """Time at which the ranks were told to run the call of the current test, or to leave it out; else None."""
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
@@ -111,12 +111,12 @@ class RankMonitor:
         return self.kill_reason is None and not self.retire
 
     def rule_out(self, kill_reason: str | None = None, *, retire: bool = False) -> None:
-        """Have the world killed for `kill_reason`, or shut down cleanly if `retire` is set; neither: change nothing."""
+        """Have the world killed for `kill_reason`, or shut down cleanly if `retire` is set; no-op without either."""
         self.kill_reason = self.kill_reason or kill_reason
         self.retire = self.retire or retire
 
     def begin(self, now: float, *, with_call: bool = False) -> None:
-        """Make a test the current one; it begins at the time `now`. Called for its collection, too.
+        """Make a test the current test, which begins at the time `now`. Called for its collection, too.
 
         The ranks begin its call as soon as they have passed its setup if `with_call` is set.
         """
@@ -134,7 +134,7 @@ class RankMonitor:
         return self.began if when == "setup" or self.call_began is None else self.call_began
 
     def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
-        """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
+        """Return the additional reports of phase `when` and earlier phases, with their ranks, and forget them."""
         phases = PHASES[: PHASES.index(when) + 1]
         taken = [entry for entry in self._extras if entry[1].when in phases]
         self._extras = [entry for entry in self._extras if entry[1].when not in phases]
@@ -145,6 +145,7 @@ class RankMonitor:
         now = monotonic()
         events = self._selector.select(max(deadline - now, 0.0) if deadline < math.inf else None)
         if events:
+            # Look for a deadlock only after a time without messages.
             self._deadlock, self._next_look = {}, monotonic() + _QUIET
         for key, _ in events:
             rank: LinkToRank = key.data
@@ -187,7 +188,7 @@ class RankMonitor:
         if isinstance(message, PhaseReport) and message.serial == self.serial:
             if message.at:
                 rank.reports[message.when] = message
-            else:
+            else:  # An additional report, for example of a subtest.
                 self._extras.append((rank.rank, message))
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
@@ -253,16 +254,13 @@ class RankMonitor:
     # Exits and hangs of ranks
 
     def record_hung(self, pending: Sequence[LinkToRank], hang: Hang) -> None:
-        """Take the stacks of the ranks `pending`, and record that they hang, and why.
-
-        What a rank does while the stacks are taken does not count, unless the timeout is not over: then a rank that
-        goes on is not recorded.
-        """
+        """Take the stacks of the ranks `pending`, and record that they hang, and why."""
         phases = {rank.rank: rank.phase for rank in pending}
         is_early = hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK)
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending))
         for rank in pending:
             phase = phases[rank.rank]
+            # Before the timeout, a rank that goes on while the stacks are taken does not hang. Afterwards it hangs.
             if is_early:
                 self._drain(rank)
                 if rank.done or rank.phase != phase:
@@ -274,7 +272,7 @@ class RankMonitor:
     def _interrupt(self, hung: Sequence[LinkToRank]) -> None:
         """Have ranks that hang in Python code fail, so that their fixtures are torn down before they are killed.
 
-        Those in C code do not react.
+        Ranks in C code do not react.
         """
         self._examiner.ask(MachineInspector.interrupt, _pids(hung))
         deadline = monotonic() + _REACTION

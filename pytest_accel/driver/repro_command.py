@@ -43,31 +43,28 @@ def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_
     """Return the command line, to be run in the folder from which the session was started.
 
     `names` select the test in its file. The world size needs no option: it is in the mark, or part of the test's name,
-    or follows from the devices. Devices are named only if they are of the session's kind and of this machine, because
-    ``--accel-ids`` selects such devices.
+    or follows from the devices.
     """
     config = item.config
     path = os.path.relpath(item.path, config.invocation_params.dir)
     words = ["pytest", "::".join((path, *names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
+    # ``--accel-ids`` selects devices of the session's kind on this machine only.
     if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
         words += ["--accel-ids", ",".join(dict.fromkeys(device.id for device in spec.devices))]
     return " ".join(shlex.quote(word) for word in words)
 
 
 def append(report: pytest.TestReport, command_line: str, option: argparse.Namespace) -> None:
-    """Append `command_line` to the report of a failure.
-
-    It follows the captured output if that is shown. If it is not shown, or a junit file is written, it follows the
-    failure's own text, because a junit file contains nothing else. With ``--tb=line`` some versions of pytest show
-    nothing of the report, so the terminal summary lists all command lines (`accel_rerun`).
-    """
+    """Append `command_line` to the report of a failure, after the captured output if that is shown."""
     longrepr: Any = report.longrepr
     if option.tbstyle == "line":
+        # Some versions of pytest show nothing of the report, so the terminal summary lists all command lines.
         report.accel_rerun = command_line  # type: ignore[attr-defined]
     elif option.showcapture == "all" and not getattr(option, "xmlpath", None):
         report.sections.append((_TITLE, command_line))
+    # Captured output is not shown, or a junit file is written, which contains only the failure's own text.
     elif hasattr(longrepr, "addsection"):
         longrepr.addsection(_TITLE, command_line)
     else:
@@ -81,7 +78,7 @@ def _pytest_options(config: pytest.Config) -> list[str]:
     for name in dict.fromkeys(_plugins(config.invocation_params.args)):
         words += ["-p", name]
     for flags, name in ((("-c", "--config-file"), "inifilename"), (("--rootdir",), "rootdir")):
-        # Not those that this plugin has given to an xdist worker.
+        # Leave out options that this plugin has given to an xdist worker.
         if any(str(word).startswith(flags) for word in config.invocation_params.args):
             words += [flags[0], str(getattr(option, name))]
     for value in getattr(option, "override_ini", None) or ():
@@ -92,14 +89,14 @@ def _pytest_options(config: pytest.Config) -> list[str]:
 
 
 def _collecting_options(config: pytest.Config) -> list[str]:
-    """Return those flags of `_COLLECTING` that the session was given."""
+    """Return the flags of `_COLLECTING` that the session was given."""
     values = {flag: getattr(config.option, name, None) for name, flag in _COLLECTING.items()}
     words = [flag for flag, value in values.items() if value is True]
     return words + [f"{flag}={each}" for flag, value in values.items() if isinstance(value, list) for each in value]
 
 
 def _plugins(args: Sequence[str]) -> list[str]:
-    """Return the values of ``-p`` in `args`. The option's value would include those of ``addopts``."""
+    """Return the values of ``-p`` in `args`. The option's value would include the plugins of ``addopts``."""
     words = [str(word) for word in args]
     names = [after for word, after in pairwise(words) if word == "-p"]
     return names + [word[2:] for word in words if word.startswith("-p") and len(word) > 2]

@@ -2,7 +2,7 @@
 
 A suite that was run by ``torchrun -m pytest`` skips its tests where these variables are not set. pytest's own process
 has none of them, so such tests would be skipped for ever, and nobody would notice. Conditions of marks are left to the
-ranks (`item_hooks.py`). This module finds the others in the source: of files that skip themselves, and of hooks.
+ranks (`item_hooks.py`). This module finds other conditions, in the source of files that skip themselves and of hooks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def mentions_ranks(path: str) -> bool:
 
 
 def condition_of(longrepr: object, root: Path) -> str | None:
-    """Return the place of a skip, relative to `root`, and what only ranks have, if the skip depends on that; else None.
+    """Return the place of a skip, relative to `root`, and the rank-only name on which it depends, or None.
 
-    `longrepr` is that of the report. Names are looked up in the whole file: ``size = int(os.environ["WORLD_SIZE"])``.
+    `longrepr` is the report's. Names are looked up in the whole file: ``size = int(os.environ["WORLD_SIZE"])``.
     """
     if not isinstance(longrepr, tuple) or not mentions_ranks(longrepr[0]):
         return None
@@ -69,15 +69,16 @@ def _conditions(node: ast.AST, line: int) -> list[ast.AST]:
     if isinstance(node, (ast.If, ast.IfExp)):
         return [node.test]
     if isinstance(node, ast.Try):
-        return list(node.body)  # ``except KeyError``
+        return list(node.body)  # The skip is in ``except KeyError``, for example.
     if isinstance(node, ast.FunctionDef):
+        # The skip follows an early return.
         before = [one for one in node.body if isinstance(one, ast.If) and one.lineno < line]
         return [one.test for one in before if isinstance(one.body[-1], ast.Return)]
     return []
 
 
 def _of_ranks(node: ast.AST, meanings: dict[str, ast.AST]) -> str | None:
-    """Return what only ranks have in the source of `node`, or of what its names stand for."""
+    """Return a name that only ranks have, from the source of `node` or from the `meanings` of its names, or None."""
     import ast
 
     if (match := _OF_RANKS.search(ast.unparse(node))) is not None:

@@ -62,7 +62,7 @@ class World:
         debugger: DebuggerRelay,
         tail: OutputTail | None = None,
     ) -> None:
-        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write."""
+        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows their output."""
         self._debugger = debugger
         self._tail = tail
         self._output_due = 0.0
@@ -75,9 +75,9 @@ class World:
         self._held_up = 0.0
         """Seconds by which the grace is extended, because the ranks could not use it."""
         self._families: dict[str, frozenset[TestFamily]] = {}
-        """By path of a file: the families of tests that all ranks have collected from it."""
+        """The families of tests that all ranks have collected, by path of the file."""
         self._not_expected: set[NodeRef] = set()
-        """The collected tests that have marks ``xfail``, none of which applies in any rank."""
+        """The collected tests that have marks ``xfail``, if no rank applies any of these marks."""
         self._refused: NodeRef | None = None
         """The test that a rank cannot run, until :meth:`send` is called for it."""
         self._busy = False
@@ -100,24 +100,24 @@ class World:
     def start(self) -> tuple[RankOutcome, ...] | None:
         """Wait until every rank is ready for a test. Return None if all are, else the outcome of each rank.
 
-        Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
+        Raise :class:`LostWorld` if a rank of a warm world has died.
         """
         self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
-            raise LostWorld
+            raise LostWorld  # This test has nothing to do with the death.
         self._reported_ends |= {end.rank for end in ends}
         return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
 
     def collect(self, request: CollectFile, *, has_hung: bool = False) -> None:
         """Have every rank collect the file of the requested test, unless all are known to have the test.
 
-        This takes the time that the imports of the file take, which is no part of any limit of the test. If a rank
+        The time that this takes, for example for imports, is no part of any limit of the test. If a rank
         cannot run the test, the outcome of its setup says why. `has_hung` is True if ranks of another world have not
         collected the file in time.
         """
         node = request.node
-        self._refused = None  # Something else may have kept the test that was refused from its setup.
+        self._refused = None  # The refused test may never have reached its setup, for another reason.
         if node.family in self._families.get(node.path, ()):
             return
         self.monitor.begin(monotonic())
@@ -167,13 +167,11 @@ class World:
         return self._refused == node
 
     def _await(self, is_ready: Callable[[LinkToRank], bool], hang: Hang) -> None:
-        """Wait until each living rank is ready; count those that are not in time as hung.
-
-        Once a rank has ended, the others have the grace time, since they may wait for it.
-        """
+        """Wait until each living rank is ready; count ranks that are not ready in time as hung."""
         self._held_up = 0.0
         began, limit = monotonic(), hang.seconds
         while pending := [rank for rank in self._ranks if rank.end is None and not is_ready(rank)]:
+            # Once a rank has ended, the others have only the grace time, since they may wait for it.
             if limit == hang.seconds and any(rank.end is not None for rank in self._ranks):
                 began, limit = monotonic(), GRACE
             looked, deadline = monotonic(), began + limit + self._held_up
@@ -192,14 +190,14 @@ class World:
     def send(self, marked: MarkedTest, *, with_call: bool) -> None:
         """Have every rank set up the test now. A rank that has passed the setup waits to begin the call.
 
-        With `with_call` it does not wait, unless its output is shown meanwhile, between lines of this process: each
-        message makes processes take turns, and on a busy machine each of them waits for a processor then. No-op if a
-        rank cannot run the test.
+        With `with_call` it does not wait: each message makes processes take turns, and on a busy machine each of them
+        waits for a processor then. No-op if a rank cannot run the test.
         """
         if self._refused is not None:
             self._refused = None
             return
         self.used = self._busy = True
+        # Ranks wait in any case if their output is shown during the test, between lines of this process.
         with_call = with_call and self._tail is None
         self.monitor.begin(monotonic(), with_call=with_call)
         following = None if marked.following is None else marked.following.node
@@ -222,24 +220,21 @@ class World:
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
-        Ranks that wait with the call (`send`) begin it when this process waits for it: all hooks here around the setup
-        have then ended. They begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for
-        the others. They leave it out if this process waits for the teardown first, since a hook here has failed before
-        the call.
-
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
-        that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their
-        ends with the failure.
+        that does not is counted as hung, and the world is killed afterwards.
         """
         self._held_up = 0.0
         if when != "setup":
+            # All hooks here around the setup have ended. If a hook here has failed before the call, leave the call out.
             self._begin_call(RunCall() if when == "call" else SkipCall())
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
+            # A rank that has failed in the setup, or is in it for long, may wait for ranks that wait with the call.
             if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
                 self._begin_call(RunCall())
             self._pump_or_give_up(pending, when, limit)
         if self._any_failed_or_ended:
             self._begin_call(RunCall())
+        # After a failure, wait for all ranks, to report their ends with the failure.
         while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
@@ -265,7 +260,7 @@ class World:
 
     @property
     def _unexpected(self) -> list[LinkToRank]:
-        """The ranks without those whose call has ended as all ranks have announced: nobody waits for these in vain."""
+        """All ranks except those whose call ended as all ranks have announced: nobody waits for these in vain."""
         if not (ends := expected_ends.agreed(self.announced)):
             return self._ranks
         settled = {rank.rank: rank.outcome("call") for rank in self._ranks if rank.settled("call")}
@@ -279,10 +274,7 @@ class World:
         return bool(passed) and monotonic() > min(passed) + _LONGEST_HOLD
 
     def _pump_or_give_up(self, pending: list[LinkToRank], when: When, limit: PhaseLimit) -> None:
-        """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace after a failure.
-
-        Before that, look for messages once more: this process may have been delayed.
-        """
+        """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace of a failure."""
         if self._debugger.serve(self._ranks, partial(self.monitor.pump, math.inf)):
             return
         began = max(beginning(when, self._ranks, self.monitor.began_of(when)), self._debugger.ended)
@@ -291,6 +283,7 @@ class World:
         end = min(deadline, spent.end)
         interval = self._show_output()
         looked = monotonic()
+        # Look for messages even if `end` is over: this process may have been delayed.
         if self.monitor.pump(min(end, looked + interval)):
             return
         if looked >= end:
@@ -358,7 +351,7 @@ class World:
     def not_torn_down(self) -> list[int]:
         """The ranks that have died, or hang in C code and are killed, without having finished the test."""
         ended = [rank for rank in self._ranks if rank.end is not None and rank.finished is None]
-        # If one has reacted, those in C code that wait for it usually fail, too, and have time to tear down.
+        # If a rank has reacted, ranks in C code that wait for it usually fail, too, and have time to tear down.
         return [] if any(rank.interrupted for rank in ended) else [rank.rank for rank in ended]
 
     def close(self) -> None:
@@ -397,7 +390,7 @@ class World:
     def _give_up(self, pending: list[LinkToRank], timed_out: Hang, spent: Grace) -> None:
         """Count the ranks `pending` as hung.
 
-        `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
+        `timed_out` names the timeout that they exceeded. If a grace is over instead, `spent` is that grace.
         """
         stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
         self.monitor.record_hung(pending, timed_out if spent.event is None else stopped)

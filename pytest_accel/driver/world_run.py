@@ -50,7 +50,7 @@ class WorldRun:
 
     @property
     def has_world(self) -> bool:
-        """False after the last phase, and if the driver has given the world back before."""
+        """True until the last phase has ended or the driver has given the world back."""
         return self._world is not None and not self._world.closed
 
     def take_subtests(self) -> list[dict[str, Any]]:
@@ -117,6 +117,7 @@ class WorldRun:
             self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
+        # Warning filters may turn leaks into errors, which change the verdict.
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
             verdict = judge(structs.replace(phase, leak_errors=leak_errors))
         world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)

@@ -18,6 +18,6 @@ class WorldDemand(Struct, frozen=True, tag=True):
     holder: Holder
     """The driver that waits for the world, with its test."""
     number: int = 0
-    """The driver's own number of the demand."""
+    """The driver's number for the demand."""
     timeout: float | None = None
-    """Seconds for which it may wait for devices or CPU slots; None: without a limit."""
+    """Maximum seconds to wait for devices or CPU slots, or None for no limit."""

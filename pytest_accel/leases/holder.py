@@ -27,7 +27,7 @@ class Holder:
     """The session's main process; 0 if it is not known. The user and the time are then unknown, too."""
     user: str
     test: str
-    """Node id of the test that runs on the device, or another reason why it is held; without a pid, who holds it."""
+    """Node id of the test that runs on the device, or another reason why it is held; names the holder if `pid` is 0."""
     since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
     """Seconds since the epoch."""
     pids: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class Holder:
 
 
 def encode(holder: Holder) -> bytes:
-    """Return the line for a lock file. The test is truncated: the id of a parametrized one may have any length."""
+    """Return the line for a lock file. The test is truncated: the id of a parametrized test may have any length."""
     if len(holder.test) > TEXT_LIMIT:
         holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
     return _ENCODER.encode(holder) + b"\n"

@@ -1,6 +1,6 @@
 """The leases of a session: the devices and CPU slots of this machine, granted one request after the other.
 
-One queue holds the requests of all kinds: those of different kinds have no candidates in common.
+One queue holds the requests for all kinds of devices: requests for different kinds have no candidates in common.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds,
 from pytest_accel.leases.shared_folder import LockFolderError, PlaceError, default_folder
 
 _FAST_POLL = 0.002
-"""Seconds between two attempts to lock what other sessions have, if this session has changed lately."""
+"""Seconds between two attempts to lock devices of other sessions, for `_FAST_TIME` after a change in this session."""
 _FAST_TIME = 1.0
-"""Seconds after a change in this session: the others may react to it soon."""
+"""Seconds after a change in this session in which other sessions are likely to react to it."""
 _POLL = 0.02
 """Seconds between two attempts otherwise. Sessions send each other no notices."""
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
-tests that are shorter run one after the other on the same warm processes, whoever waits."""
+tests that are shorter run one after the other on the same warm processes, even if others wait."""
 _LOOKS_PER_CHECK = 5
 """Number of looks after which one look also checks that the lock files of this session are in their places."""
 _MOST_WISHES = 64
-"""Number of devices for which a request wishes at most, unless it needs more: each wish is an open file."""
+"""Maximum number of devices for which a request wishes, unless it needs more: each wish is an open file."""
 _LONGEST_LIST = 200
-"""Characters of the devices that a line about a wait names: the parts of a memory are many."""
+"""Maximum characters of the names of devices in a line about a wait: there are many memory parts."""
 
 
 class UnfitDevicesError(PlaceError):
@@ -71,9 +71,9 @@ class HeldLease:
     locks: SessionLocks | None
     """The locks of the devices; None if they are not shared with other sessions."""
     owner: Any
-    """What a world has that the lease is a part of; None: the world has the lease alone."""
+    """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     wanted: bool = False
-    """True while another request, of this or another session, waits for what the lease holds."""
+    """True while another request, of this or another session, waits for devices or slots of the lease."""
 
     @property
     def slots(self) -> int:
@@ -94,7 +94,7 @@ class HeldLease:
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """A request that waits."""
+    """A waiting request."""
 
     request: policy.Request
     demand: WorldDemand
@@ -133,8 +133,8 @@ class _Kind:
 class Leases:
     """The devices and CPU slots of this machine, for one session. All calls are made in the thread of one event loop.
 
-    The policy decides which requests are granted; a device counts as free for it unless another session has it or
-    another process of this one (`_elsewhere`). Devices that are to be granted are locked first, all or none.
+    The policy decides which requests are granted. It counts a device as free unless another session, or another process
+    of this session, has the lock (`_elsewhere`). Devices that are to be granted are locked first, all or none.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Leases:
 
         ``on_wanted(lease)`` is called after `HeldLease.wanted` has become True, as soon as `take` has returned the
         lease: a holder that only keeps it for later use should give it back; a running test goes on.
-        ``on_lost(lease, why)`` is called when the lock of a device was lost and cannot be had again: another session
+        ``on_lost(lease, why)`` is called when the lock of a device was lost and cannot be locked again: another session
         may use the device. Both get the owner of the lease instead, if it has one, and may call any method.
         """
         self._machine = machine
@@ -162,7 +162,7 @@ class Leases:
         self._locks: dict[Path, SessionLocks] = {}
         self._devices: dict[str, tuple[Device, _Kind]] = {}
         self._free: dict[str, int] = {}
-        """The free parts of each device, whoever has its lock."""
+        """The free parts of each device, even if another session has its lock."""
         self._numbers = count(1)
         self._leases: dict[int, HeldLease] = {}
         self._waiting: dict[int, _Wait] = {}
@@ -170,10 +170,10 @@ class Leases:
         self._elsewhere: set[str] = set()
         """Devices without a lease that could not be locked at the last attempt."""
         self._wished: set[str] = set()
-        """Devices of this session for which another one waited at the last look."""
+        """Devices of this session for which another session waited at the last look."""
         self._is_closed = False
         self._retry: TimerHandle | None = None
-        """The next attempt to lock what is in `_elsewhere`."""
+        """The next attempt to lock the devices in `_elsewhere`."""
         self._last_change = 0.0
         """Time of the last request or return in this session (`clock.monotonic`)."""
 
@@ -187,9 +187,9 @@ class Leases:
         Raises :class:`~pytest_accel.leases.shared_folder.PlaceError` if devices cannot be locked, or if too many of
         them are set aside in this session, also while this waits; ValueError for a demand that can never be met.
 
-        `need` are the devices on this machine, in place of all that the demand has. `mask` shows only the devices that
-        may be leased, as a process without a mask numbers them; :class:`UnfitDevicesError` is raised if they do not
-        suffice. The lease is a part of `owner`.
+        `need` describes the devices on this machine, in place of the demand's own need. `mask` shows only the devices
+        that may be leased, as a process without a mask numbers them; :class:`UnfitDevicesError` is raised if they do
+        not suffice. The lease is a part of `owner`.
         """
         if self._is_closed:
             raise RuntimeError("the session's leases are closed: none can be requested any more")
@@ -209,7 +209,7 @@ class Leases:
             raise
         finally:
             if self._waiting.pop(request.id, None) is not None:
-                self._react()
+                self._react()  # The request was not granted. Its claims are gone, so others may be granted.
 
     def hand_on(self, lease: HeldLease) -> WorldDemand | None:
         """Give a lease, with the processes on its devices, to the request that waits longest for one of the devices.
@@ -222,7 +222,7 @@ class Leases:
         ids = {*lease.ids}
         rivals = (one for one in self._open_requests() if not ids.isdisjoint(one.request.candidates))
         wait = next(rivals, None)
-        # Even with an equal key: a device may have been set aside.
+        # Compare the candidates even if the keys are equal: a device may have been set aside.
         if wait is None or wait.demand.key != lease.demand.key or not ids.issubset(wait.request.candidates):
             return None
         del self._waiting[wait.request.id]
@@ -245,7 +245,8 @@ class Leases:
             guard = self._devices[device][1].guard
             if killed and guard is not None:
                 guard.suspect([device], lease.holder.pids)
-        # Even if they are needed again at once: a process that was left keeps the lock.
+        # Unlock devices even if they are needed again at once: a process that the lease has left keeps the lock, and
+        # they must not be granted before it has ended.
         self._unlock(lease.ids)
         self._tell(lease.ids)
         self._react()
@@ -257,14 +258,14 @@ class Leases:
             self._tell(lease.ids)
 
     def what(self, demand: WorldDemand) -> str:
-        """Return what is demanded, in words: ``2 cuda devices with >= 40 GiB``, ``3 CPU slots``."""
+        """Return the demanded devices or slots in words: ``2 cuda devices with >= 40 GiB``, ``3 CPU slots``."""
         need = _need(demand)
         if need is None:
             return count_text(min(demand.key.ranks, self._slots), "CPU slot")
         return in_words(need, demand.key.kind)
 
     def waiting(self, demand: WorldDemand) -> list[str] | None:
-        """Return a line for each reason why the request for this very `demand` waits; None if it does not wait."""
+        """Return a line for each reason why the request for this very `demand` waits, or None if it does not wait."""
         requests = self._open_requests()
         wait = next((one for one in requests if one.demand is demand), None)
         if wait is None:
@@ -296,7 +297,7 @@ class Leases:
         ]
 
     async def run(self) -> None:
-        """Look after what other sessions wait for, as long as this session lives: they send no notices."""
+        """Poll the wishes of other sessions, which send no notices, and check this session's locks, while it lives."""
         for number in count():
             await sleep(_LOOK)
             all_locks = self._locks.values()
@@ -379,11 +380,7 @@ class Leases:
         return self._kinds[name]
 
     def _find_surrounding(self, inventory: Inventory) -> tuple[Path, dict[str, str]]:
-        """Return the folder for the locks, and the devices that a test holds inside which this session runs.
-
-        If the test holds all that `HELD` names, this session leases them, with locks that only sessions inside the test
-        use. Otherwise it has none of them, because the test may wait for it, and it must not wait for the test.
-        """
+        """Return the folder for the locks, and the devices to set aside: they belong to a surrounding test."""
         folder, held = default_folder(), self._machine.held
         is_meant = held is not None and (held.kind, held.lock_folder) == (inventory.kind, str(folder))
         claimed = held.devices if held is not None and is_meant else ()
@@ -392,7 +389,9 @@ class Leases:
             if (test := surrounding_test(folder, name)) is not None:
                 found[name] = f"this session runs inside the test that holds it: {test}"
         if held is not None and claimed and found.keys() >= {*claimed}:
+            # The test holds all devices that `HELD` names: lease them, with locks that only sessions inside it use.
             return Path(held.inner_lock_folder), {}
+        # Use none of the test's devices: the test may wait for this session, which must not wait for the test.
         return folder, found
 
     def _open_requests(self) -> list[_Wait]:
@@ -403,7 +402,7 @@ class Leases:
         return [wait.request for wait in self._open_requests()]
 
     def _holder(self, device: str) -> Holder:
-        """Return the holder of a leased device; of several, the earliest, with the tests and processes of all."""
+        """Return the holder of a leased device; of several, the earliest holder with the tests and processes of all."""
         holders = [lease.holder for lease in self._leases.values() if device in lease.granted.devices]
         return replace(
             min(holders, key=lambda holder: holder.since),
@@ -412,7 +411,7 @@ class Leases:
         )
 
     def _tell(self, devices: Iterable[str]) -> None:
-        """Write the holders of these devices to their lock files, except of those that are free."""
+        """Write the holders of `devices` to their lock files, except for free devices."""
         for device in devices:
             locks = self._devices[device][1].locks
             if locks is not None and self._free[device] < WHOLE:
@@ -438,7 +437,7 @@ class Leases:
         return True
 
     def _unlock(self, devices: Iterable[str]) -> None:
-        """Unlock those of these devices that no lease has."""
+        """Unlock the `devices` that no lease has."""
         for device in devices:
             locks = self._devices[device][1].locks
             if locks is not None and device in locks and self._free[device] == WHOLE:
@@ -453,7 +452,7 @@ class Leases:
     # Reactions to a change
 
     def _react(self) -> None:
-        """Grant what can be granted, wish for what other sessions have, and notify the holders of what is wanted."""
+        """Grant requests, wish for devices of other sessions, and notify the holders of leases that become wanted."""
         if self._is_closed:
             return
         self._grant()
@@ -483,7 +482,7 @@ class Leases:
                 if lacks is not None:
                     self._unlock(granted.devices)
                     self._elsewhere.add(lacks)
-                    break
+                    break  # Decide again without this device: the request may take another.
                 self._start(granted)
             else:
                 return
@@ -501,17 +500,18 @@ class Leases:
             self._free[device] -= taken
         self._tell(lease.ids)
         if locks is not None:
-            locks.step_back(wait.request.candidates)  # The turn is over; for other requests, queue again.
+            locks.step_back(wait.request.candidates)  # This turn is over; other requests queue again.
         wait.outcome.set_result(lease)
 
     def _wish(self) -> None:
-        """Wish for all devices that requests could use which lack one that another session has."""
+        """Wish for all candidates of each request that lacks a device which another session has."""
         requests = self._requests() if self._elsewhere else []
         lacking = [
             one.request
             for one in policy.shortages(requests, self._available(), self._free_slots)
             if one.devices and not self._elsewhere.isdisjoint(one.request.candidates)
         ]
+        # Do not retry a device that no request lacks any more.
         self._elsewhere.intersection_update(device for request in lacking for device in request.candidates)
         wishes: dict[str, Holder] = {}
         for request in lacking:
@@ -521,7 +521,7 @@ class Leases:
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
 
     def _notify(self) -> None:
-        """Set `HeldLease.wanted`, and notify the holders of those that have become wanted."""
+        """Set `HeldLease.wanted`, and notify the holders of leases that have become wanted."""
         requests = self._requests() if self._waiting else ()
         granted = [lease.granted for lease in self._leases.values()]
         wanted = policy.wanted(requests, self._available(), self._free_slots, granted) if requests else ()
@@ -534,7 +534,7 @@ class Leases:
 
 
 def _need(demand: WorldDemand) -> DeviceNeed | None:
-    """Return the devices that `demand` needs on this machine; None: CPU slots, one for each rank."""
+    """Return the devices that `demand` needs on this machine, or None if it needs CPU slots, one for each rank."""
     key = demand.key
     return key.needs((0,) * key.ranks).get(0) if key.ranks else key.need
 

@@ -4,22 +4,21 @@ For each device there are three files, on which sessions take the kernel's lock.
 has the device. The session that has ``DEVICE.wish`` waits for the device and is the next to get it: the others do not
 take it, and give it up when the running test has ended. Without this order a test of four devices would starve beside
 a session whose tests need one each: it would never find all four free at once. The session that has ``DEVICE.next``
-waits for the wish. All that wait have to pass it, so a session whose turn is over does not overtake the others.
+waits for the wish. Each waiting session has to pass it, so a session whose turn is over does not overtake the others.
 
 The kernel drops the locks of a process that dies, so nothing of a dead session has to be recognized, aged or deleted.
-A lock belongs to the open file, which processes share to whom its descriptor is passed: the ranks of a world get those
-of their devices. A session gives a device up by closing its descriptor, never by unlocking. So a device is free when
-the last process that could use it has gone, whoever was killed, and this session, too, gets it again only then.
+A lock belongs to the open file, which all processes share that have its descriptor: the ranks of a world get the
+descriptors of their devices. A session gives a device up by closing its descriptor, never by unlocking. So a device is
+free when the last process that could use it has gone, whoever was killed, and this session, too, gets it again only
+then.
 
-A session wishes for several devices in the order of their ids, and drops the later wishes if it cannot get an earlier
-one. So no two sessions wait for each other. One such file for all devices was rejected: a session that waits an hour
-for one device would keep the others from their turns on other devices.
+One ``next`` file for all devices was rejected: a session that waits an hour for one device would keep other sessions
+from their turns on other devices.
 
 The files say for people who holds or awaits the device (:class:`~pytest_accel.leases.holder.Holder`). No grant depends
 on this. This package never deletes a lock file: another session could create and lock a second one.
 
-filelock's ``FileLock`` was rejected, since it does not give its descriptor. Importing this module imports psutil and
-filelock: import it only where locks are needed.
+Importing this module imports psutil and filelock: import it only where locks are needed.
 """
 
 from __future__ import annotations
@@ -107,21 +106,23 @@ class SessionLocks:
             _describe(self._devices[device], holder)
 
     def wish(self, wishes: Mapping[str, Holder]) -> None:
-        """Wish for these devices and no others; the values are for people. Call this again while it lacks a wish.
+        """Wish for these devices and no others; the values are for people. Call this again while a wish is missing.
 
-        Others give a device up only while this session has the wish for it. Sessions get it in the order in which they
-        have come: all have to pass ``DEVICE.next``, which is kept by the session that waits for the wish.
+        Other sessions give a device up only while this session has the wish for it.
         """
         self.step_back(self._wishes.keys() - wishes.keys())
         for device, holder in sorted(wishes.items()):
             if device not in self._wishes and not self._move_up(device, holder):
+                # Hold no later wish while an earlier one is missing, so that no two sessions wait for each other.
                 self.step_back([later for later in self._wishes if later > device])
                 return
         self._leave_queue()
 
     def _move_up(self, device: str, holder: Holder) -> bool:
+        """Queue for the wish, and lock it if possible; return whether this session has it."""
         with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
             if self._queued is None or self._queued[0] != device:
+                # Keep this lock until the wish is locked: sessions get the wish in the order of their arrival.
                 self._leave_queue()
                 place = _locked(self.folder, lock_path(self.folder, device, "next"))
                 if place is None:
@@ -161,9 +162,9 @@ class SessionLocks:
         return False
 
     def renew(self) -> dict[str, str]:
-        """Create and lock new lock files in place of those that were deleted, moved or replaced.
+        """Create and lock new lock files in place of lock files that were deleted, moved or replaced.
 
-        Return the devices for which that fails, with the reason. The session has not locked them any more.
+        Return the devices for which that fails, with the reason. The session no longer has their locks.
         """
         lost: dict[str, str] = {}
         for device, descriptor in list(self._devices.items()):
@@ -192,10 +193,10 @@ class SessionLocks:
 
 
 def who_holds(folder: Path, device: str, what: str = "lock") -> Holder | None:
-    """Return who has the lock of a device, as far as known: a session, or what has the file's name and is no lock file.
+    """Return the holder of a device's lock, or None: a session, or an entry with the file's name that is no lock file.
 
-    With `what` = ``wish``: who waits for the device, and gets it next. No file is written, and `folder` need not exist.
-    Raises :class:`LockFolderError` if the file cannot be read.
+    With `what` = ``wish``, return the session that is the next to get the device. No file is written, and `folder` need
+    not exist. Raises :class:`LockFolderError` if the file cannot be read.
     """
     path = lock_path(folder, device, what)
     try:
@@ -213,9 +214,9 @@ def who_holds(folder: Path, device: str, what: str = "lock") -> Holder | None:
 
 
 def who_keeps(folder: Path, device: str) -> Holder | None:
-    """Return like :func:`who_holds` who holds a device that this session does not hold.
+    """Return the holder of a device that this session does not hold, like :func:`who_holds`.
 
-    If the last holder was this session, or one that has ended, processes that it has left hold the device: name them.
+    If the last holder was this session, or a session that has ended, name the processes that it has left instead.
     """
     holder = who_holds(folder, device)
     if holder is None or not holder.pid or (holder.pid != getpid() and psutil.pid_exists(holder.pid)):
@@ -229,9 +230,7 @@ def who_keeps(folder: Path, device: str) -> Holder | None:
 def surrounding_test(folder: Path, device: str) -> Holder | None:
     """Return the holder of a device if that is a test inside which this process runs, else None.
 
-    Two things must be true: the lock file names this process or an ancestor, and one of these really has it open. Any
-    user may have written the file; so the name alone grants nothing. The main process of a session has the locks of all
-    its tests; so the open file alone does not tell which test runs here.
+    The lock file must name this process or an ancestor, and one of these must have it open.
     """
     holder = who_holds(folder, device)
     if holder is None or not holder.pids:
@@ -239,7 +238,9 @@ def surrounding_test(folder: Path, device: str) -> Holder | None:
     with suppress(psutil.Error):
         this = psutil.Process()
         around = (this, *this.parents())
+        # The open file alone does not tell which test runs here: a main process has the locks of all its tests.
         if any(one.pid in holder.pids for one in around):
+            # The pids alone grant nothing: any user may have written the file.
             return holder if any(_has_open(one, lock_path(folder, device)) for one in around) else None
     return None
 
@@ -251,6 +252,7 @@ def _locked(folder: Path, path: Path) -> int | None:
             try:
                 descriptor = open_lock_file(path)
             except NoLockFileError:
+                # Any user can give a directory or a pipe this name. The device counts as held: nobody can lock it.
                 return None
             except FileNotFoundError:
                 prepare_folder(folder)
@@ -258,7 +260,8 @@ def _locked(folder: Path, path: Path) -> int | None:
                 continue
             with ExitStack() as undo:
                 undo.callback(close, descriptor)
-                # Twice: somebody may just look whether the file is locked.
+                # filelock's FileLock was rejected: it does not give its descriptor. Try twice: another session may be
+                # testing the lock right now (`_is_locked`).
                 if not (lock_descriptor(descriptor, blocking=False) or lock_descriptor(descriptor, blocking=False)):
                     return None
                 if _is_in_place(descriptor, path):
@@ -284,7 +287,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _describe(descriptor: int, holder: Holder) -> None:
-    # Readers read the first line. The rest of a longer one stays: to truncate the file takes as long as to lock it.
+    # Readers read the first line. The rest of a longer line stays: to truncate the file takes as long as to lock it.
     with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
         pwrite(descriptor, encode(holder), 0)
 

@@ -3,12 +3,9 @@
 The rules, for requests in the order of their arrival:
 
 - A request is granted in full or not at all.
-- A request takes whole devices, or a number of parts of each. Parts are taken from the device that has least left
-  afterwards (best fit), so that other devices stay whole. A device is granted whole only if no part of it is leased.
-- A request that cannot be granted yet *claims* what it waits for, and later requests get only what is not claimed. If
-  enough devices are free, it claims the devices that it would take. Otherwise it claims, with all their free parts,
-  the candidates with the largest free parts, as many as it needs. It claims slots only when its devices are complete:
-  all the slots that it needs, or all free ones if they are fewer.
+- A request takes whole devices, or a number of parts of each. A device is granted whole only if no part is leased.
+- A request that cannot be granted yet *claims* devices and slots (`_plan`), and later requests get only what is not
+  claimed.
 - Later requests may use the rest: devices that are no candidates of an earlier waiting request, devices beyond its
   count, and slots that it would need while it still waits for devices.
 
@@ -38,12 +35,12 @@ class Request:
     ties: tuple[tuple[str, str, float], ...] = ()
     """Pairs of candidates, each with a weight that says how well they fit together; empty if all pairs are equal.
 
-    They matter only if there is a choice: a request does not wait for devices that fit better.
+    Ties matter only if there is a choice: a request does not wait for devices that fit better.
     """
     parts: tuple[int, ...] = ()
-    """Parts of each candidate that the request takes, out of `WHOLE`; empty: whole devices.
+    """Parts of each candidate that the request takes, out of `WHOLE`; empty if it takes whole devices.
 
-    They are equal for all candidates, or less than `WHOLE` for each.
+    The parts are equal for all candidates, or less than `WHOLE` for each.
     """
     sets: int = 1
     """Number of sets of equal size that `count` is divided into. A device may be in several sets, but once in each."""
@@ -58,13 +55,13 @@ class Lease:
     """The right to use `devices`, and to run `slots` ranks on the CPU: what one request gets, in full."""
 
     id: int
-    """The id of the request, which is the lease's from then on."""
+    """The id of the request, which becomes the id of the lease."""
     devices: tuple[str, ...]
     """Devices set by set; within a set in the order of the request's candidates, which is the session's order. A device
     that is in two sets occurs twice."""
     slots: int
     parts: tuple[int, ...] = ()
-    """Parts taken of each of `devices`, in the same order; empty: whole devices."""
+    """Parts taken of each of `devices`, in the same order; empty for whole devices."""
 
     def takes(self) -> tuple[tuple[str, int], ...]:
         """Return pairs of each device and the parts of it that the lease has."""
@@ -77,9 +74,9 @@ class Shortage:
 
     request: Request
     devices: bool
-    """True if it lacks devices."""
+    """True if the request lacks devices."""
     slots: bool
-    """True if it lacks slots."""
+    """True if the request lacks slots."""
     claimed: frozenset[str] = frozenset()
     """The devices whose free parts are all kept for the request."""
 
@@ -105,7 +102,8 @@ def decide(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int)
     """Return the leases that can be granted now.
 
     `waiting` is in the order of arrival, `free` has the free parts of each device. The result depends only on the
-    arguments. After these leases have been granted, no other can be until one is released or a request is added.
+    arguments. After these leases have been granted, no other request can be granted until a lease is released or a
+    request is added.
     """
     return tuple(step for step in _plan(waiting, free, free_slots) if isinstance(step, Lease))
 
@@ -121,7 +119,7 @@ def shortages(waiting: Sequence[Request], free: Mapping[str, int], free_slots: i
 def wanted(
     waiting: Sequence[Request], free: Mapping[str, int], free_slots: int, leases: Iterable[Lease]
 ) -> tuple[int, ...]:
-    """Return the ids of those `leases` that hold something needed by a request that :func:`decide` leaves waiting.
+    """Return the ids of the `leases` that hold a device or slot for which a request waits after :func:`decide`.
 
     A request that lacks devices wants every lease that holds one of its candidates; leases on devices that it claims
     come first.
@@ -136,11 +134,15 @@ def wanted(
 
 
 def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> Iterator[Lease | Shortage]:
+    """Yield the lease or the shortage of each waiting request, in the order of arrival."""
     unclaimed = dict(free)
     slots = free_slots
     for request in waiting:
         placed = _place(request, unclaimed)
         if placed is None:
+            # Too few devices are free. Claim as many as the request needs, with all their free parts: otherwise later
+            # requests could take each part that is returned, and this one would starve. Claim no slots before the
+            # devices are complete, so that later requests use the slots meanwhile.
             claimed = _claim(request, unclaimed)
             unclaimed.update(dict.fromkeys(claimed, 0))
             yield Shortage(request, True, request.slots > slots, frozenset(claimed))
@@ -149,6 +151,7 @@ def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) 
             unclaimed[device] -= taken
         devices = tuple(device for device, _ in placed)
         if request.slots > slots:
+            # The devices are complete, and stay claimed. All free slots are claimed too, since they are too few.
             slots = 0
             yield Shortage(request, False, True, frozenset(devices))
         else:
@@ -158,7 +161,7 @@ def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) 
 
 
 def _place(request: Request, unclaimed: Mapping[str, int]) -> list[tuple[str, int]] | None:
-    """Return the devices that `request` gets, each with the parts taken of it; None if there are too few."""
+    """Return the devices that `request` gets, each with the parts taken of it, or None if too few are free."""
 
     def left_over(device: str, left: int) -> float:
         return left - request.takes(device)
@@ -166,6 +169,7 @@ def _place(request: Request, unclaimed: Mapping[str, int]) -> list[tuple[str, in
     def negative_capacity(device: str, left: int) -> float:
         return -(left // request.takes(device))
 
+    # Best fit: take parts of the device that has least left afterwards, so that other devices stay whole.
     sets = _fill(request, unclaimed, left_over)
     if sets is None and request.sets > 1:
         # Several sets may fit only if each takes the devices with room for most of the sets that follow.
@@ -178,7 +182,7 @@ def _place(request: Request, unclaimed: Mapping[str, int]) -> list[tuple[str, in
 
 
 def _fill(request: Request, unclaimed: Mapping[str, int], waste: Callable[[str, int], float]) -> list[list[str]] | None:
-    """Return the devices of each set, choosing those with the least ``waste(device, free parts)``; None if too few."""
+    """Return the devices of each set, choosing devices with the least ``waste(device, free parts)``, or None."""
     left = {device: unclaimed.get(device, 0) for device in request.candidates}
     size = request.count // request.sets
     sets: list[list[str]] = []
@@ -202,6 +206,7 @@ def _claim(request: Request, unclaimed: Mapping[str, int]) -> list[str]:
     claimed: list[str] = []
     capacity = 0
     for device in most_free:
+        # The devices of a set must differ, however many parts a single device has free.
         if capacity >= request.count and len(claimed) >= request.count // request.sets:
             break
         capacity += min(request.sets, WHOLE // request.takes(device))
@@ -214,7 +219,7 @@ def _pick(available: Sequence[str], request: Request) -> list[str]:
         return list(available[: request.count])
     weights = {frozenset((one, other)): weight for one, other, weight in request.ties}
     sets = [_grow(first, available, request.count, weights) for first in available]
-    # max() returns the first of several equally good sets: the one that comes first in the session's order.
+    # max() returns the first of several equally good sets: the set that comes first in the session's order.
     chosen, _ = max(sets, key=lambda found: found[1])
     return [device for device in available if device in chosen]
 
@@ -222,7 +227,7 @@ def _pick(available: Sequence[str], request: Request) -> list[str]:
 def _grow(
     first: str, available: Sequence[str], count: int, weights: Mapping[frozenset[str], float]
 ) -> tuple[list[str], float]:
-    """Grow a set of `count` devices from `first`, adding the best fitting one each time; return it and its weight."""
+    """Grow a set of `count` devices from `first`, adding the best fitting device each time; return set and weight."""
     chosen, total = [first], 0.0
 
     def weight_with_chosen(device: str) -> float:

@@ -10,8 +10,7 @@ only root, the owner of the folder and the owner of a file can replace that file
 
 The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users, whatever the
 umask, because the sessions of other users need them too. Symbolic links are never followed, and the content of a file
-is untrusted data that each reader checks. Any user can also give a directory, a pipe or the like the name of a lock
-file (:class:`NoLockFileError`): the device then counts as held, because nobody can lock it.
+is untrusted data that each reader checks.
 
 Files and the kernel's locks on them were chosen over a daemon, which somebody would have to start, keep alive and trust
 across users: the kernel drops the lock of a process that dies, and every session works without the others.
@@ -43,11 +42,11 @@ TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
 _FOR_ALL = 0o666
 _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
-"""The errors of open(2) for an entry that no session has made: a symbolic link, a directory, a socket, or closed."""
+"""The errors of open(2) for entries that no session made: a link, a directory, a socket, or a file of another mode."""
 
 
 class PlaceError(Exception):
-    """There is no place for a world: what it needs cannot be had; the message says why."""
+    """A world has no place to run, since its needs cannot be met; the message says why."""
 
 
 class LockFolderError(PlaceError):
@@ -55,13 +54,13 @@ class LockFolderError(PlaceError):
 
 
 class NoLockFileError(OSError):
-    """Something has the name of a lock file and is none."""
+    """A file or directory has the name of a lock file, but is none."""
 
     def __init__(self, path: Path, mode: int) -> None:
         what = f"its mode is {stat.filemode(mode)}, and not {stat.filemode(stat.S_IFREG | _FOR_ALL)}"
         super().__init__(errno.EINVAL, what, str(path))
         self.about = f"{path}, which is no lock file ({what})"
-        """The path, and what is there."""
+        """The path, and why the entry there is no lock file."""
 
 
 def default_folder() -> Path:

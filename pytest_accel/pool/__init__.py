@@ -4,5 +4,5 @@ The package exists because drivers share devices and warm worlds: each xdist wor
 can decide who gets what. That is the controller, in which the pool lives, in one thread with one event loop. Leases and
 processes come from a `Starter`: `local_starter` for this machine, others from features.
 
-It does not know what a test is, does not talk to ranks that run one, and judges no outcome.
+It does not know what a test is, does not talk to ranks that run a test, and judges no outcome.
 """

@@ -24,21 +24,21 @@ class PlaceStarter(Starter[Own], Protocol[Own]):
         """Names of the machines on which ranks may run so far, by number; this machine is the first."""
 
     def serves(self, key: WorldKey) -> bool:
-        """Return whether it starts worlds of `key`; the others are started on this machine."""
+        """Return whether this starts worlds of `key`; other worlds are started on this machine."""
 
     def warm(self) -> None:
         """Start what the first world will need. Raise OSError if that is not possible."""
 
 
 class Elsewhere(Protocol):
-    """Machines besides this one."""
+    """Other machines, on which a session starts ranks."""
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
-        """Return the starter of ranks there."""
+        """Return the starter of ranks on these machines."""
 
 
 class Layout(Protocol):
-    """The machines of the processes that a launcher has started, the driver's first."""
+    """The machines of the processes that a launcher has started, the driver's machine first."""
 
     @property
     def capacity(self) -> int:
@@ -49,7 +49,7 @@ class Layout(Protocol):
         """The names of the machines."""
 
     def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
-        """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is."""
+        """Return why no world of `ranks` ranks on at least `machines` machines is possible, or None if it is."""
 
     def machines_of(self, ranks: int, machines: int) -> Sequence[int]:
         """Return the machine of each rank of a world for which there is no `shortage`."""
@@ -79,7 +79,7 @@ class ClusterConnection(Elsewhere, Protocol):
 
     @property
     def machine(self) -> Machine:
-        """The devices of the cluster, in place of those of this machine."""
+        """The devices of the cluster, in place of this machine's devices."""
 
     def close(self) -> None:
         """Disconnect. The pool must have been closed."""

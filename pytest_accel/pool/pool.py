@@ -68,14 +68,14 @@ from pytest_accel.pool.starter import LostPlaceError, Starter, StarterReports, T
 from pytest_accel.pool.summary import PoolSummary
 
 WAITING_SHOWN_AFTER = 5.0
-"""Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
+"""Seconds that a test waits before a line shows the reasons; shorter waits are normal."""
 WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 IDLE_LIMIT = 30.0
-"""Seconds for which an idle world that has devices is kept; one without devices has no limit.
+"""Seconds for which an idle world that has devices is kept; a world without devices has no limit.
 
-Within a session, tests that need the devices end it at once, and sessions of this plugin see that another waits.
-The limit is for all others, which only see the memory in use: half a minute is longer than the pauses between tests of
+If tests of this session, or other sessions of this plugin, wait for the devices, the world ends at once. The limit is
+for all other programs, which only see the memory in use: half a minute is longer than the pauses between tests of
 one key, and short enough for somebody who looks for a free device.
 """
 KEPT_RANKS = 16
@@ -103,10 +103,10 @@ class RankNumbers(Protocol):
     """The identities of ranks as xdist's workers."""
 
     def take(self, ranks: int) -> tuple[WorkerInput, ...]:
-        """Return those of the ranks of a new world."""
+        """Return the identities of the ranks of a new world."""
 
     def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
-        """Let other ranks have them: the processes have ended."""
+        """Let other ranks have the identities: the processes have ended."""
 
 
 class Starters(Protocol):
@@ -114,7 +114,7 @@ class Starters(Protocol):
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Names of the machines on which ranks may run, by number; empty for this one if it is the only one."""
+        """Names of the machines on which ranks may run, by number; empty for this machine if there is no other."""
 
     def of(self, key: WorldKey) -> Starter[Any]:
         """Return the starter of worlds of `key`."""
@@ -126,10 +126,10 @@ class Starters(Protocol):
         """End all processes that starters have started; return False if some may live on."""
 
     async def run(self) -> None:
-        """Do what the leases have to do as long as the session lives."""
+        """Poll other sessions and check the locks of leases, as long as the session lives."""
 
     def close(self) -> None:
-        """Give up all devices. No process uses any."""
+        """Give up all devices, which no process uses any more."""
 
 
 class Pool:
@@ -160,7 +160,7 @@ class Pool:
         self.devices: set[tuple[int, str]] = set()
         """The machine and id of each known device."""
         self.broken: str | None = None
-        """The error after which no world can be started any more; None if there was none."""
+        """The error after which no world can be started any more, or None."""
         self._machine = machine
         self._slots = slots
         self._workers = workers
@@ -170,7 +170,7 @@ class Pool:
         self._last_number = 0
         """The last number given to a request or a world."""
         self._recorded_machines = 0
-        """The number of machines that have an event."""
+        """The number of machines that have been recorded."""
         self._loop = GuardedLoop()
         self._loop.set_exception_handler(lambda loop, context: self._failed(context))
         self._changed = Event()
@@ -227,7 +227,7 @@ class Pool:
         self._tasks = [loop_tasks.start(self._starters.run()), loop_tasks.start(self._tick())]
 
     def _failed(self, context: dict[str, Any]) -> None:
-        """Terminate all worlds because the pool has an error. The one place where a bug of it ends."""
+        """Terminate all worlds, because a callback or task in the pool's loop has raised an unexpected error."""
         error = context.get("exception") or RuntimeError(context.get("message"))
         why = f"the pool has ended with an error:\n{''.join(format_exception(error)).rstrip()}"
         if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
@@ -269,7 +269,7 @@ class Pool:
         self._record("RequestEnded", request=request.id, why="cancelled")
 
     def waiting(self, request_id: int) -> str | None:
-        """Return a line with the test, what it waits for and who holds that; None if the request waits for no lease."""
+        """Return a line with a test, the lease that it waits for and the reasons; None if it waits for no lease."""
         request = self.requests.get(request_id)
         found = None if request is None or request.starter is None else request.starter.waiting(request.demand)
         if request is None or found is None:
@@ -287,19 +287,18 @@ class Pool:
         return lines
 
     def give_back(self, number: int, kill_reason: str | None, noticed: frozenset[int], retire: bool = False) -> None:
-        """Take back a world, or a lease without one, that a driver has used; no-op if it does not have it any more.
+        """Take back a world, or a lease without ranks, that a driver has used; no-op if the driver does not have it.
 
         `kill_reason` says why the world must be killed. With `retire`, the world must not run another test, but its
-        ranks can end their sessions. With both, how they do that is not reported.
+        ranks can end their sessions. With both, errors in this are not reported.
 
-        `noticed` are the ranks whose death the driver has reported in a test. The death of any other rank is an error
-        in the session's summary: a test killed the rank and passed.
+        `noticed` are the ranks whose death the driver has reported in a test.
         """
         world = self.worlds.get(number)
         if world is None or world.state is not WorldState.IN_USE:
             return
         for rank, end in world.exits.items():
-            if rank not in noticed:
+            if rank not in noticed:  # A test killed the rank and passed.
                 self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
         world.request = None
         self._note(world, "WorldReturned")
@@ -317,7 +316,7 @@ class Pool:
         self._retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
-        """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
+        """Record where the ranks of world `number`, which runs `test`, are; of all worlds in use if it is None."""
         for world in self._in_state(WorldState.IN_USE):
             if number in (None, world.spec.world):
                 self.summary.add_interrupted(world, test)
@@ -366,7 +365,7 @@ class Pool:
                 if world.state is WorldState.RETIRING:
                     self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
                     self._kill(world, _SESSION_ENDS)
-            # The fork server, which kills what its ranks have left, may have failed.
+            # The fork server, which kills processes that its ranks have left, may have failed.
             if not await self._starters.stop() or self.broken is not None:
                 with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
                     self._report_left(kill_marked(self.directory))
@@ -376,7 +375,7 @@ class Pool:
     # Called by starters
 
     def wanted(self, taken: Taken) -> bool:
-        """Retire the world that has what is wanted if it is idle, or notify the driver that uses it."""
+        """Retire the world that has `taken` if it is idle, or notify the driver that uses the world."""
         world = self._world_with(taken)
         if world is None:
             return False
@@ -387,19 +386,17 @@ class Pool:
         return world.ending
 
     def lost(self, taken: Taken, why: str) -> None:
-        """Kill the world whose ranks may not use what was taken for it any more.
-
-        A test that has it in its driver goes on: the session reports the loss, and fails.
-        """
+        """Kill the world whose ranks must not use `taken` any more."""
         world = self._world_with(taken)
         if world is not None and world.state is not WorldState.KILLED:
             if world.state is WorldState.IN_USE:
+                # A test that uses the devices in its driver's process goes on, so the session has to fail.
                 self.summary.errors.append(why)
             world.forced_exit = RankExit(ExitCause.LOCK_LOST)
             self._kill(world, why)
 
     def report(self, message: ServerReport) -> None:
-        """Handle what a fork server reports."""
+        """Handle a report of a fork server."""
         match message:
             case WorldStarted(number, pids):
                 self._started(number, pids)
@@ -415,7 +412,7 @@ class Pool:
                     self.broken_by(error)
 
     def _started(self, number: int, pids: tuple[int, ...]) -> None:
-        """Let the request of a world have it."""
+        """Wake the request of a world whose processes have started."""
         world = self.worlds.get(number)
         if world is not None and world.state is WorldState.STARTING:
             world.pids = pids
@@ -424,14 +421,14 @@ class Pool:
                 world.start.set_result(None)
 
     def _not_started(self, number: int, why: str) -> None:
-        """Answer the request of a world that could not be started."""
+        """Forget a world that could not be started, and fail its request."""
         if (world := self.worlds.get(number)) is not None:
             self._forget(world)
             separator = "\n" if "\n" in why else " "
             loop_tasks.fail(world.start, PlaceError(f"the ranks could not be started:{separator}{why}"))
 
     def exited(self, number: int, rank: int, end: RankExit) -> None:
-        """Record the end of a rank. It is an error in the session's summary if no driver can notice it."""
+        """Record the exit of a rank; add an error to the session's summary if no driver can notice the exit."""
         world = self.worlds.get(number)
         if world is None:
             return
@@ -449,10 +446,7 @@ class Pool:
         self.summary.errors += [f"{process} could not be killed" for process in processes]
 
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
-        """End the worlds of ranks that have ended with the process that had started them.
-
-        The drivers give back the worlds in use. Those that were being started may be started once more.
-        """
+        """End the worlds whose ranks have ended with the fork server that had started them."""
         log = tail(server_log_path(self.directory, server))
         why, end = f"the fork server ended twice while starting a world\n{log}", RankExit(ExitCause.SERVER_ENDED)
         if loss is not None:
@@ -467,7 +461,7 @@ class Pool:
             if world.state is WorldState.RETIRING and self._closing:
                 self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
-            if world.state not in (WorldState.IN_USE, WorldState.GONE):
+            if world.state not in (WorldState.IN_USE, WorldState.GONE):  # Drivers give back worlds in use.
                 self._kill(world, why)
 
     def broken_by(self, why: str) -> None:
@@ -476,6 +470,7 @@ class Pool:
             return
         self.broken = why
         self.summary.errors.append(why)
+        # The pool has an error, so each step may fail. The others must be done nevertheless.
         for request in list(self.requests.values()):
             with suppress(Exception):
                 self._refuse(request, why)
@@ -486,13 +481,13 @@ class Pool:
     # The life of a request and of its world
 
     async def _provide(self, request: WorldRequest) -> None:
-        """Answer a request: with an idle world, else with one that is started with what is taken for it."""
+        """Answer a request with an idle world, else with a new world or with the reason why there is none."""
         try:
             if self.broken is not None or self._closing:
                 raise PlaceError(self.broken or _SESSION_ENDS)
             try:
                 await self._serve(request)
-            except LostPlaceError:
+            except LostPlaceError:  # A machine, a fork server or the ranks were lost meanwhile: retry once.
                 await self._serve(request)
         except Exception as error:
             self._answer(request, str(error) if isinstance(error, PlaceError) else format_exc())
@@ -500,6 +495,7 @@ class Pool:
     async def _serve(self, request: WorldRequest) -> None:
         key = request.demand.key
         starter = self._starters.of(key)
+        # An idle world that keeps its devices needs no new lease. An idle world on the CPU needs slots for each test.
         world = self._find_idle(request) if starter.keeps(key) else None
         if world is None:
             taken = await self._take(request, starter)
@@ -516,7 +512,7 @@ class Pool:
         self._hand_over(world, request)
 
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
-        """Wait for what a world needs."""
+        """Wait for the devices or CPU slots of a world, and return them."""
         request.starter = starter
         timeout = request.demand.timeout
         left = None if timeout is None else max(0.0, request.since + timeout - monotonic())
@@ -540,7 +536,7 @@ class Pool:
         self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:
-        """Return the world for `request`, whose processes are to be started. It has `taken` from then on."""
+        """Return a new world for `request`, which has `taken` from then on; its processes are not started yet."""
         key = request.demand.key
         self._last_number += 1
         spec = starter.place(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), taken)
@@ -614,12 +610,10 @@ class Pool:
         self._answer(request, why)
 
     def _find_idle(self, request: WorldRequest) -> PooledWorld | None:
-        """Return an idle world for `request`, or None.
-
-        The world that its driver has used last is the first choice: it has the fixtures of the module.
-        """
+        """Return an idle world for `request`, or None."""
         key = request.demand.key
         found = [one for one in self._in_state(WorldState.IDLE) if one.spec.key == key]
+        # Prefer a world that the driver has used last: it has the fixtures of the module.
         return next((one for one in found if one.driver is request.driver), found[0] if found else None)
 
     def _kill(self, world: PooledWorld, why: str) -> None:
@@ -630,7 +624,7 @@ class Pool:
         self._kill_after(world, 0.0)
 
     def _retire(self, world: PooledWorld, why: str, *, quietly: bool = False) -> None:
-        """Have the ranks end their pytest sessions because of `why`; kill those that run after `RETIRE_TIMEOUT`.
+        """Have the ranks end their pytest sessions because of `why`; kill ranks that run after `RETIRE_TIMEOUT`.
 
         With `quietly`, errors in this are not reported, and the ranks are killed after `QUIET_TIMEOUT`.
         """
@@ -649,7 +643,7 @@ class Pool:
             world.starter.kill(world.spec, seconds)
 
     def _forget(self, world: PooledWorld) -> None:
-        """Remove a world whose processes have ended, and give back what was taken for it."""
+        """Remove a world whose processes have ended, and give back its devices or CPU slots."""
         if self.worlds.pop(world.spec.world, None) is None:
             return
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
@@ -666,13 +660,13 @@ class Pool:
         """Retire worlds that have been idle with devices for long, and the oldest of too many idle ranks.
 
         A world is kept warm, since the next test of its key then starts within milliseconds. The price is its devices
-        and the memory of its processes. The world that became idle last stays, however many ranks it has: the next test
-        may be like its last one.
+        and the memory of its processes.
         """
         for world in self._in_state(WorldState.IDLE):
             if world.keeps and monotonic() - world.since > IDLE_LIMIT:
                 self._retire(world, f"idle for {IDLE_LIMIT:.0f} s")
         idle = sorted(self._in_state(WorldState.IDLE), key=lambda world: world.since)
+        # The world that became idle last stays, however many ranks it has: the next test may need the same world.
         while len(idle) > 1 and sum(world.spec.ranks for world in idle) > max(KEPT_RANKS, 2 * self._slots):
             self._retire(idle.pop(0), "more ranks were idle than are kept")
 
@@ -686,7 +680,7 @@ class Pool:
         return next((world for world in self.worlds.values() if world.taken is taken), None)
 
     async def _tick(self) -> None:
-        """Look after worlds and requests that take long, as long as the session lives."""
+        """Check for overdue worlds and long waits every `_TICK_INTERVAL` seconds, as long as the session lives."""
         while True:
             await sleep(_TICK_INTERVAL)
             now = monotonic()
@@ -714,7 +708,7 @@ class Pool:
     # Events
 
     def _note(self, world: PooledWorld, event: str, /, **fields: Any) -> None:
-        """Record an event of a world, but none of a lease without ranks."""
+        """Record an event of a world, but not of a lease without ranks."""
         if world.spec.ranks:
             self._record(event, **{"world": world.spec.world, **fields})
 

@@ -41,7 +41,7 @@ class Channel(Protocol):
 class PoolClient:
     """A driver's access to the pool. It sends the messages of `pool_messages`, and gets the answers.
 
-    The driver in the controller and those in xdist's workers use the same messages. In the controller a message is a
+    Drivers in the controller and in xdist's workers use the same messages. In the controller a message is a
     call of the pool, and in a worker it goes over execnet's channel.
     """
 
@@ -54,7 +54,7 @@ class PoolClient:
         """Gets the answer to the demand that the driver waits for."""
         self._last_number = 0
         self._awaited = 0
-        """The number of this demand; 0: the driver waits for none."""
+        """The number of this demand; 0 if the driver waits for no answer."""
         self._wanted: set[int] = set()
         self._exits: dict[tuple[int, int], RankExit] = {}
         """The exits of ranks of the driver's worlds, by world and rank."""
@@ -71,9 +71,9 @@ class PoolClient:
         self._send(WarmServer())
 
     def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
-        """Wait for a world, or a lease without one, and return it; wait for its devices at most `timeout` seconds.
+        """Wait for a world, or a lease without ranks, and return it; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PlaceError` if the pool cannot provide that. If the wait is interrupted, the request is cancelled,
+        Raise :class:`PlaceError` if the pool cannot provide it. If the wait is interrupted, the request is cancelled,
         and a world that the pool grants at that moment is given back.
         """
         with self._changed:
@@ -135,7 +135,7 @@ class PoolClient:
                     self._exits[world, rank] = end
                     self._changed.notify_all()
                 case Answer(number, value):
-                    if isinstance(value, WorldGrant):  # A notice of its last use may have come after its return.
+                    if isinstance(value, WorldGrant):  # A notice about its last use may have come after its return.
                         self._wanted.discard(value.spec.world)
                     if number == self._awaited:
                         self._answers.put(value)

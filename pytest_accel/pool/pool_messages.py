@@ -1,7 +1,7 @@
 """The conversation between a driver and the pool: the messages, and the answers to a demand for a world.
 
-A driver in the controller and one in an xdist worker send the same messages. In the controller they are passed on as
-they are, and between processes as `messages/struct_messages.py` says.
+Drivers in the controller and in xdist workers send the same messages. In the controller, the objects are passed on;
+between processes, `messages/struct_messages.py` serializes them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pytest_accel.messages.world_spec import WorldSpec
 
 @dataclass(frozen=True, slots=True)
 class WorldGrant:
-    """The answer to a driver that gets a world, or a lease without one (`WorldKey.ranks`)."""
+    """The answer to a driver that gets a world, or a lease without ranks (`WorldKey.ranks`)."""
 
     spec: WorldSpec
-    """The world; of a lease without one its number, its key and its devices."""
+    """The world; for a lease without ranks, the number, key and devices of the lease."""
     pids: tuple[int, ...]
     directory: str
     warm: bool
@@ -45,7 +45,7 @@ class CancelDemand(Struct, frozen=True, tag=True):
 
 
 class GiveBackWorld(Struct, frozen=True, tag=True):
-    """Give back a world, or a lease without one; see `Pool.give_back`."""
+    """Give back a world, or a lease without ranks; see `Pool.give_back`."""
 
     world: int
     kill_reason: str | None
@@ -65,7 +65,7 @@ class ShowLine(Struct, frozen=True, tag=True):
 
     line: str
     is_usage_error: bool = False
-    """True if the session ends with it."""
+    """True if the session ends with this line."""
 
 
 PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld | InterruptedTest

@@ -31,7 +31,7 @@ class WorkerDriver:
         on_usage_error: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
-        """`pool` returns the pool, creating it at the first call, which is when a worker first needs it.
+        """`pool` returns the pool, and creates it at the first call, when a worker first needs it.
 
         `show` writes a line to the terminal.
         """
@@ -47,10 +47,7 @@ class WorkerDriver:
             self._channel.send(encode(message))
 
     def receive(self, data: bytes | None) -> None:
-        """Handle a serialized message of the worker; None says that it has ended.
-
-        On error, answer the worker's request with it and fail the pool; execnet would hide the error.
-        """
+        """Handle a serialized message of the worker; `data` is None if the worker has ended."""
         message: DriverMessage | None = None
         try:
             if data is not None:
@@ -62,7 +59,7 @@ class WorkerDriver:
                     self._used_pool.post(self._used_pool.serve, self, message)
             elif self._used_pool is not None:
                 self._used_pool.post(self._used_pool.driver_lost, self)
-        except BaseException:
+        except BaseException:  # execnet would hide the error: answer the request with it, and fail the pool.
             why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
             if isinstance(message, WorldDemand):
                 self.handle(Answer(message.number, why))

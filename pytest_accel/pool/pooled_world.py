@@ -29,20 +29,20 @@ class PoolDriver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorldRequest:
-    """A driver's request for a world; it lives on as part of the world until the driver gives that back."""
+    """A driver's request for a world, and then a part of the world until the driver gives the world back."""
 
     id: int
     demand: WorldDemand
     driver: PoolDriver
     show_at: float
-    """Seconds after which a line shows what it waits for."""
+    """Seconds after which a line shows what the request waits for."""
     task: Task[None] | None = None
     """The task that provides the world; None once it has its answer."""
     starter: Starter[Any] | None = None
-    """The starter of whose devices or slots the task waits for; None while it waits for none."""
+    """The starter for whose devices or slots the task waits; None while the task does not wait for a starter."""
     since: float = field(default_factory=monotonic)
     waited: float | None = None
-    """Seconds until the request had its devices or CPU slots; None while it has none."""
+    """Seconds until the request had its devices or CPU slots; None before that."""
 
     def end_wait(self) -> float:
         """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
@@ -65,7 +65,7 @@ class WorldState(Enum):
     KILLED = "killed"
     """The processes were told to exit or are being killed; how they exit is not reported."""
     GONE = "gone"
-    """The processes have ended, and what was taken for them has been given back."""
+    """The processes have ended, and their devices or CPU slots have been given back."""
 
 
 _STARTING, _IN_USE, _IDLE, _RETIRING, _KILLED, _GONE = WorldState
@@ -78,13 +78,13 @@ NEXT = {
     _GONE: set[WorldState](),
 }
 """The states that may follow each state. A world passes from one driver to the next without being idle, and a killed
-one may be killed again: the end of the session does it."""
+world may be killed again: the end of the session does that."""
 
 
 class PooledWorld:
-    """One world: its state, the request that it serves, what was taken for it, and the exits of its ranks.
+    """One world: its state, the request that it serves, the lease that was taken for it, and the exits of its ranks.
 
-    A lease that a driver's own process uses is a world without ranks. The pool changes the attributes, but `state`.
+    A lease that a driver's own process uses is a world without ranks. The pool sets all attributes except `state`.
     """
 
     def __init__(self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
@@ -95,9 +95,9 @@ class PooledWorld:
         self.driver = request.driver
         """The last driver that has got the world."""
         self.taken: Taken | None = taken
-        """What was taken for it; None while an idle world has no CPU slots."""
+        """The lease of the world; None while an idle world has no CPU slots."""
         self.keeps = starter.keeps(spec.key)
-        """True if it has this as long as it has processes; False: as long as it runs a test."""
+        """True if the world has `taken` as long as it has processes; False if only while it runs a test."""
         self.pids: tuple[int, ...] = ()
         self.start: Future[None] = get_running_loop().create_future()
         """Done once the processes have started, or cannot be started any more."""
@@ -106,15 +106,15 @@ class PooledWorld:
         self.since = monotonic()
         """Time of the last change of `state`."""
         self.kill_at: float | None = None
-        """Time at which the ranks are killed if they have not ended by then; None: this is not planned."""
+        """Time at which the ranks are killed if they have not ended by then; None if no kill is planned."""
         self.stacks: dict[int, str] = {}
         """Stacks of the ranks that still run shortly before a retiring world is killed."""
         self.forced_exit: RankExit | None = None
-        """The exit of each rank that ends from now on, instead of its own."""
+        """The exit to record for each rank that ends from now on; None to record the rank's own exit."""
 
     @property
     def wanted(self) -> bool:
-        """True if another request waits for what the world has."""
+        """True if another request waits for the lease of the world."""
         return self.taken is not None and self.taken.wanted
 
     @property
@@ -133,13 +133,13 @@ class PooledWorld:
         return {rank: pid for rank, pid in enumerate(self.pids) if rank not in self.exits}
 
     def become(self, state: WorldState) -> None:
-        """Change the state. Raise RuntimeError if it must not follow the present one (`NEXT`)."""
+        """Change the state. Raise RuntimeError if `state` must not follow the present state (`NEXT`)."""
         if state not in NEXT[self.state]:
             raise RuntimeError(f"world {self.spec.world} is {self.state.value}, and cannot be {state.value} next")
         self.state, self.since = state, monotonic()
 
     def drop(self) -> Taken | None:
-        """Return what was taken for the world, which has it no more; None if there is nothing."""
+        """Remove and return the lease of the world, or return None if it has none."""
         taken, self.taken = self.taken, None
         return taken
 

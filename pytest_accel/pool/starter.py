@@ -1,4 +1,4 @@
-"""The starters of ranks, as the pool knows them: what starts and kills the ranks of a world, and takes what they need.
+"""The starters of ranks, as the pool knows them: they take the devices of a world, and start and kill its ranks.
 
 The fork server of this machine with its leases is one starter; an MPI job, the processes of a launcher and a cluster
 are others. The pool calls a starter in its own thread only, and the starter reports to the pool in that thread.
@@ -17,11 +17,11 @@ from pytest_accel.messages.world_spec import WorldSpec
 
 
 class Taken(Protocol):
-    """What a starter has taken for a world, such as a lease."""
+    """The devices or CPU slots that a starter has taken for a world, such as a lease."""
 
     @property
     def wanted(self) -> bool:
-        """True if another request waits for it."""
+        """True if another request waits for these devices or slots."""
 
 
 class LostPlaceError(PlaceError):
@@ -32,39 +32,39 @@ class StarterReports(Protocol):
     """The pool, as starters report to it. All methods are called in the pool's thread."""
 
     def wanted(self, taken: Taken) -> bool:
-        """Note that another request waits for what a world has; `Taken.wanted` is set.
+        """Note that another request waits for `taken`; `Taken.wanted` is set.
 
-        Return whether the world ends now, so that what it has will be returned.
+        Return whether the world that has `taken` ends now, and so gives it back.
         """
 
     def lost(self, taken: Taken, why: str) -> None:
-        """Note that the ranks of a world must not use what was taken for it any more."""
+        """Note that the ranks of a world must not use `taken` any more."""
 
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """Note that the fork server `server` of `starter` has ended, and all its ranks with it.
 
-        `loss` is the name of its machine, and why this counts as lost; None if it does not.
+        `loss` is the name of its machine, and the reason why the machine is lost; None if the machine is not lost.
         """
 
     def report(self, message: ServerReport) -> None:
-        """Note what a fork server reports.
+        """Handle a report of a fork server.
 
         A `WorldStarted` has the process ids of all ranks; after a `StartFailed`, no process of the world is left.
         """
 
 
 Own = TypeVar("Own", bound=Taken)
-"""What a starter takes."""
+"""The type of the object for the devices or CPU slots that a starter takes."""
 
 
 class Starter(Protocol[Own]):
     """A starter. See the module's docstring."""
 
     def keeps(self, key: WorldKey) -> bool:
-        """Return whether an idle world of `key` keeps what was taken for it, as devices; CPU slots are each test's."""
+        """Return whether an idle world of `key` keeps what was taken. It keeps devices; CPU slots belong to a test."""
 
     async def take(self, demand: WorldDemand) -> Own:
-        """Wait for what a world needs, and return it.
+        """Wait for the devices or CPU slots of a world, and return them.
 
         Raise :class:`PlaceError` if that is not possible, or not any more. A cancelled call has taken nothing.
         """
@@ -72,21 +72,21 @@ class Starter(Protocol[Own]):
     def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         """Return what a call of :meth:`take` waits for; None if there is no such call, or it need not wait.
 
-        First in words, such as ``2 sim devices``, then a line for each known reason, such as who holds a device.
+        The result is a text, such as ``2 sim devices``, and a line for each known reason, such as a device's holder.
         """
 
     def hand_on(self, taken: Own) -> WorldDemand | None:
-        """Give what a returned world has to the first call of :meth:`take` that waits for it.
+        """Give `taken`, which a returned world has, to the first call of :meth:`take` that waits for it.
 
         Cancel the call, and return its demand, whose request gets the world. Return None, without effect, if the call
         has another key.
         """
 
     def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
-        """Tell other sessions which test uses what was taken, in which processes, by rank."""
+        """Tell other sessions which test uses `taken`, in the processes `pids`, by rank."""
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
-        """Return what was taken; no process uses it any more. `killed` says whether the processes were killed."""
+        """Give `taken` back, which no process uses any more. `killed` says whether the processes were killed."""
 
     def place(self, spec: WorldSpec, taken: Own) -> WorldSpec:
         """Return `spec` with the devices, the machine and the fork server of each rank."""
@@ -98,10 +98,10 @@ class Starter(Protocol[Own]):
         """Kill the ranks in some seconds, in which they may exit by themselves; reports of their exits follow."""
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
-        """Kill what should have reported the start or the exits of `ranks` long ago; reports of their ends follow."""
+        """Kill the processes that should have reported the start or exits of `ranks`; reports of their ends follow."""
 
     def forget(self, spec: WorldSpec) -> None:
         """Note that all ranks of a world have ended, or could not be started."""
 
     async def stop(self) -> bool:
-        """End all processes that this has started; return False if some may live on."""
+        """End all processes that this starter has started; return False if some may live on."""

@@ -22,7 +22,7 @@ class PoolSummary:
     def __init__(self, directory: str) -> None:
         """`directory` is the session's private folder."""
         self.errors: list[str | RankProblem] = []
-        """Errors that belong to no test, such as one in the teardown of a session fixture."""
+        """Errors that belong to no test, such as an error in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
         self._interrupted: dict[int, Interrupted] = {}
@@ -45,7 +45,7 @@ class PoolSummary:
             self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
         elif end != exited(-signal.SIGKILL) or world.kill_at is None or monotonic() < world.kill_at:
             self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
-        else:
+        else:  # SIGKILL after `kill_at`: the session killed the rank.
             self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
@@ -70,7 +70,7 @@ class PoolSummary:
     def add_problem(
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
     ) -> None:
-        """Add an error of a rank, with its log; `end` is the exit that is the error."""
+        """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
         inspector = WorldInspector(self._directory, world.spec)
         phases: dict[int, When] = {rank: "teardown"}
         sections = inspector.ask(MachineInspector.captured, phases).get(rank, [])
