@@ -1,4 +1,4 @@
-"""Checks, by repeated queries of the device driver, of whether a device may be leased now."""
+"""Decisions on whether a device may be leased now, from repeated queries of its driver."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ _CACHE_TIME = 0.25
 def has_recovered(expected: int | None, health: Health, killed: frozenset[int], waited: float) -> bool:
     """Return whether a device is usable again `waited` seconds after its processes `killed` were killed.
 
-    `expected` is the number of bytes that should be free. Only the killed processes are waited for: what living
-    processes use, of this session or of others, stays in use. If the driver lists no process that can be seen here, as
-    in a container, memory that is not free cannot be attributed, and is waited for.
+    `expected` is the number of bytes that should be free; None if it is unknown.
     """
     if expected is None or health.memory_free is None or health.memory_free + _SLACK >= expected:
         return True
+    # Wait only for the killed processes: living ones, of this session or of others, keep their memory. If the driver
+    # lists processes that cannot be seen here, or none, as in a container, the memory may be theirs: wait for it.
     return (health.sees_users and not killed & health.pids) or waited >= RECOVERY_TIMEOUT
 
 
 class Guard:
     """Decides which `devices` of one kind may be leased now.
 
-    Only a fault that the driver itself reports sets a device aside. Everything that is inferred, such as from memory in
-    use, makes a test wait for a bounded time: the cause may be processes of other programs, or the session's own main
-    process.
-
-    `session` is the pid of the session's main process. `waits` is ``accel_busy = wait``: a device that other processes
-    use may not be leased until they have finished.
+    `session` is the pid of the session's main process. `waits` is True for ``accel_busy = wait``: a device that other
+    processes use may not be leased until they have finished.
     """
 
     def __init__(
@@ -54,19 +50,18 @@ class Guard:
         self._waits = waits
         self._clock = clock
         self._suspects: dict[str, tuple[frozenset[int], float | None]] = {}
-        """The killed processes of each device that may not have recovered, and the time of the first check after that.
+        """By device that may not have recovered: its killed processes, and the time of the first check after the kill.
 
-        Until then, other tests may have used shares of the device.
+        The wait begins with this check: until then, other tests may have used shares of the device.
         """
         self.aside: dict[str, str] = {}
         """Reasons, by id, for the devices that are not leased again in this session."""
         self._expected = {device.id: device.memory_free for device in devices}
-        """Bytes that should be free on an unused device: at the session's start, or after the last wait in vain."""
+        """For each device, the bytes that were free at the session's start, or after the last wait that timed out."""
         self._occupied = {
             device.id for device in devices if (device.memory or 0) - (device.memory_free or 0) > IDLE_MEMORY
         }
-        """Devices of which much memory has been in use since the session started. Memory that the driver attributes to
-        no process keeps only these from being leased: on others, the session's own processes may use it."""
+        """Ids of the devices with much memory in use when the session started, and since then."""
         self._cache: dict[str, tuple[float, Health]] = {}
 
     def suspect(self, ids: Iterable[str], killed: Collection[int]) -> None:
@@ -84,6 +79,8 @@ class Guard:
             return None
         health = self._health(name)
         if name in self._suspects:
+            # Only a fault that the driver itself reports sets a device aside. Memory in use makes tests wait for a
+            # bounded time: it may belong to other programs, or to the session's own main process.
             if health.state == "sick":
                 self.aside[name] = health.reason
                 return health.reason
@@ -91,6 +88,7 @@ class Guard:
                 return "waits for its memory to be released"
         if not self._waits:
             return None
+        # Memory that the driver attributes to no process may be this session's, unless it was in use from the start.
         if health.state == "busy" and (health.pids or name in self._occupied):
             return health.reason
         self._occupied.discard(name)

@@ -1,4 +1,4 @@
-"""The CPUs and the memory that this process may use: those of the machine, by its affinity and its cgroup."""
+"""The CPUs and the memory of the machine that this process may use, by its affinity and its cgroup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_accel.hardware.sysfs import read_text
 
 _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""Files with the limit of a cgroup: v2, v1."""
+"""Names of the file with the memory limit of a cgroup, in v2 and in v1."""
 
 
 def affinity() -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
         mount = root / "sys/fs/cgroup" / controllers
         if not mount.exists():
             mount = root / "sys/fs/cgroup" / controller
-        # In a container the path may be that of the host. Only its end, or nothing of it, exists under the mount.
+        # In a container the path may be the host's. Only its end, or no part of it, exists under the mount.
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
             yield folder

@@ -11,6 +11,7 @@ from pytest_accel.core.device import Device, Near, Vendor
 
 How = Literal["fastest", "pci", "free", "near", "ids"]
 _LINK_WEIGHTS: dict[Near, float] = {"nvlink": 1000.0, "pcie": 1.0, "numa": 1.0}
+"""Weights of links: an NVLink counts far more than a common PCIe switch or NUMA node."""
 _SAME_MODEL_WEIGHT = 1e6
 """Weight of equal models. Ranks on unlike devices wait for the slower one, and a model may not fit on both."""
 _NEAR_WEIGHT = 1e9
@@ -38,11 +39,9 @@ def parse_order(text: str) -> Order:
 
 
 def parse_names(text: str, option: str, words: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the entries of ``ID,ID…``; raise ValueError, with `option` and its `words`, if one is empty or no id.
-
-    An entry of letters only is a misspelt word. On a machine without devices, nothing else would say so.
-    """
+    """Return the entries of ``ID,ID…``; raise ValueError, with `option` and its `words`, if one of them is no id."""
     names = tuple(entry.strip() for entry in text.split(","))
+    # An entry of letters only is a misspelt word. On a machine without devices, no other check would report it.
     if not all(names) or any(map(str.isalpha, names)):
         allowed = "".join(f"{word}, " for word in words)
         raise ValueError(f"{option} {text!r}: allowed are {allowed}device ids or indices with commas between them")
@@ -53,7 +52,7 @@ def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tupl
     """Return all `devices` in `order`.
 
     ``free`` sorts by the memory that was free at discovery; ``near`` puts well-linked devices next to each other.
-    Explicit ids put the named devices first and keep the others; raise ValueError if one does not exist.
+    Explicit ids put the named devices first and keep the others; raise ValueError if a named device does not exist.
     """
     if order.how == "fastest":
         return vendor.fastest(devices)
@@ -70,10 +69,10 @@ def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tupl
 def select(
     names: Sequence[str], devices: Sequence[Device], option: str, words: Sequence[str] = ()
 ) -> tuple[Device, ...]:
-    """Return the devices in `names`, in that order. A name is an id, the unique start of one, or an index in `devices`.
+    """Return the devices in `names`, in that order.
 
-    Raise ValueError, with `option`, its `words` and the devices, if a name matches no device, several devices, or one
-    that another name has selected.
+    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with `option`, its `words`
+    and the devices, if a name matches no device, several devices, or a device that another name has selected.
     """
     allowed = "allowed are " + "".join(f"{word}, " for word in words)
     allowed += ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices)) or "no device: none is there"
@@ -94,7 +93,7 @@ def select(
 
 
 def by_pci(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return `devices` by PCI address; those without one are last, by the management library's number."""
+    """Return `devices` by PCI address, then devices without an address by the management library's number."""
     return tuple(sorted(devices, key=lambda device: (device.pci is None, device.pci or "", device.index)))
 
 
@@ -112,9 +111,8 @@ def by_figures(devices: Sequence[Device]) -> tuple[Device, ...]:
 def by_nearness(devices: Sequence[Device]) -> tuple[Device, ...]:
     """Return `devices` in a chain that puts well-linked devices next to each other.
 
-    The chain starts with the first device in PCI order, and the nearest remaining device is appended each time: the one
-    with the most links to the last device of the chain, then to all its devices (NVLink counts far more than a common
-    NUMA node), then the first in PCI order.
+    The chain starts with the first device in PCI order, and the nearest remaining device is appended each time: the
+    device most closely linked to the last device of the chain, then to all its devices, then the first in PCI order.
     """
     rest = list(by_pci(devices))
     chain = rest[:1]
@@ -131,7 +129,7 @@ def _free(device: Device) -> int:
 
 
 def linked(one: Device, other: Device) -> float:
-    """Return how close two devices are. NVLinks count far more than a common PCIe switch or NUMA node."""
+    """Return how close two devices are: the sum of the weights of their links."""
     links = sum(_LINK_WEIGHTS[link.via] for link in one.links if link.peer == other.id)
     return links + _LINK_WEIGHTS["numa"] * _same_numa_node(one, other)
 
@@ -139,7 +137,7 @@ def linked(one: Device, other: Device) -> float:
 def ties(devices: Sequence[Device], near: Near | None) -> tuple[tuple[str, str, float], ...]:
     """Return a weight for each pair of devices: the links that `near` asks for, then equal models, then all links.
 
-    Empty if all pairs have the same weight, so that only the session's order decides.
+    Return none if all pairs have the same weight, so that only the session's order decides.
     """
 
     def weight(one: Device, other: Device) -> float:

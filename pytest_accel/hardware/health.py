@@ -47,7 +47,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """State of a device. A sick one is never leased; a busy one is used by processes outside this session."""
+    """State of a device: a sick device is never leased; a busy device is used by processes outside this session."""
 
     state: Literal["fine", "busy", "sick"] = "fine"
     reason: str = ""
@@ -62,7 +62,7 @@ class Health:
 
 @runtime_checkable
 class HealthVendor(Protocol):
-    """Additional method of a :class:`~pytest_accel.core.device.Vendor` whose driver reports who uses a device.
+    """Additional method of a :class:`~pytest_accel.core.device.Vendor` whose driver reports the users of a device.
 
     ``accel_busy`` uses it, and so does the pool, to wait until the memory of a device is free again.
     """
@@ -80,8 +80,7 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] = Ma
     """Return the health of a device with these `facts`: sick, else busy, else fine.
 
     `own` are the pids of the session's processes, which do not make a device busy. `names` has the names of the
-    processes that can be seen here, by pid. If the driver reports no process (in a container it may hide them), much
-    used memory makes a device busy too.
+    processes that can be seen here, by pid.
     """
     sickness = _sickness(facts)
     if sickness:
@@ -90,6 +89,7 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] = Ma
     reason = ""
     if others:
         reason = "is used by " + ", ".join(_holder(process, names) for process in others)
+    # In a container the driver may hide processes, so much used memory without any process makes a device busy, too.
     elif not facts.processes and (facts.memory_used or 0) > IDLE_MEMORY:
         used = format_memory(facts.memory_used or 0)
         reason = f"has {used} of its memory in use, but no process on it is visible from here"
@@ -112,7 +112,7 @@ def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Heal
 
         main = os.getpid() if session is None else session
         for pid in pids:
-            # Processes that are not visible, as outside of a container, are in neither.
+            # A process that is not visible here, such as one outside of the container, is in neither.
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 names[pid] = process.name()

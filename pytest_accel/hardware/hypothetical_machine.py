@@ -14,7 +14,7 @@ class PretendedMachine(Machine):
     """A machine with `count` devices of `kind` and none of other kinds. It does not access the real machine."""
 
     def __init__(self, count: int, kind: str, resources: Mapping[str, int] = MappingProxyType({})) -> None:
-        """`resources` are those of :class:`Machine`."""
+        """See :class:`Machine` for `resources`."""
         super().__init__(KindSpec(kind), resources=resources)
         devices = tuple(Device(kind, f"{kind}-{number}", number, "pretended") for number in range(count))
         self.session = Inventory(kind, devices, present=count, visible=count)

@@ -1,4 +1,4 @@
-"""The devices of a session: those of the kind in ``--accel`` that masks and options leave, in the session's order."""
+"""The devices of a session, of the kind in ``--accel``, that masks and options leave, in the session's order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Inventory:
     devices: tuple[Device, ...] = ()
     """The devices in the session's order."""
     order: str = ""
-    """Value of ``--accel-order``; empty: the order of the inherited mask if there is one, else PCI order."""
+    """Value of ``--accel-order``; if empty, the order is the inherited mask's, or PCI order without a mask."""
     inherited: Mapping[str, str] = field(default_factory=dict)
     """Mask variables that the session has inherited, with their values."""
     present: int = 0
@@ -71,7 +71,7 @@ class Inventory:
     notes: tuple[str, ...] = ()
     """Notes on what was left out and why, one sentence each."""
     outer: str = ""
-    """The test inside which this session runs, and its devices, one sentence; empty if it does not run inside one."""
+    """A sentence on the test inside which this session runs, and its devices; empty if there is no such test."""
     busy: tuple[str, ...] = ()
     """Devices left out because others use them (``accel_busy = skip``), with their users, one sentence each."""
     named: bool = False
@@ -83,9 +83,9 @@ class Machine:
 
     `spec` is ``--accel``. `only` is ``--accel-ids``: ids or indices of devices that the inherited mask leaves, in
     the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
-    environment that the session inherited (None: that of this process). `skip_busy` is ``accel_busy = skip``: devices
-    that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which this
-    session runs: others are left out, except for pretended ones, which this session shares with nobody. `resources` are
+    environment that the session inherited (if None, this process's). `skip_busy` is True for ``accel_busy = skip``:
+    devices that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which
+    this session runs; it leaves out other devices, except pretended ones, which it shares with nobody. `resources` are
     the named resources, each a kind of its own, with their numbers (`Settings.resources`). If an id or index does not
     exist, the first access to `session` raises ValueError.
     """
@@ -101,7 +101,7 @@ class Machine:
         resources: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.is_cluster = False
-        """True if the devices are those of a cluster, in place of those of this machine."""
+        """True if the devices are a cluster's, in place of this machine's."""
         self.held = held
         self.resources = dict(resources)
         self._spec = spec
@@ -150,7 +150,7 @@ class Machine:
 
     @cached_property
     def session(self) -> Inventory:
-        """Devices for tests that name no kind: those of the kind in ``--accel``, or of the first kind with hardware."""
+        """Devices for tests that name no kind: of the kind in ``--accel``, or of the first kind with hardware."""
         if self._spec.name == "none":
             return Inventory("none", notes=("--accel none: accelerators are left alone",))
         if self._spec.name != "auto":
@@ -164,7 +164,7 @@ class Machine:
                     continue
                 with _in_vendor(kind):
                     if lacking := vendor.lacking():
-                        # Its masks do not matter. Some can be read only by a torch that can use it.
+                        # Ignore its masks: some can be read only by a torch that can use the devices.
                         found = vendor.discover()
                         notes += (f"{grouped(found)} ignored, since {lacking}",) if found else ()
                         continue
@@ -194,7 +194,7 @@ class Machine:
     def _take(self, vendor: Vendor, is_session_kind: bool) -> Inventory:
         """Discover the devices of `vendor` and apply masks and options to them.
 
-        Options that name devices apply to the session's kind only; `is_session_kind` tells if `vendor` is of that kind.
+        Options that name devices apply to the session's kind only; `is_session_kind` is True if `vendor` has that kind.
         """
         with _in_vendor(vendor.kind):
             found = vendor.discover()

@@ -18,19 +18,19 @@ def write_numbers(devices: Sequence[Device]) -> str:
 
 
 def read_list(text: str, known: Container[str]) -> list[str] | None:
-    """Return the entries of a list of different names that are all in `known`; none for an empty text and ``-1``.
+    """Return the entries of a list of different names that are all in `known`; empty for an empty text and ``-1``.
 
-    Return None if `text` is no such list. What it leaves then, only the runtime knows: runtimes differ in what they
-    make of a part of an id, a wrong entry or a repetition.
+    Return None if `text` is no such list.
     """
     if text in ("", "-1"):
         return []
     entries = text.split(",")
+    # Do not guess at other texts: runtimes differ in how they treat a part of an id, a wrong entry or a repetition.
     return entries if len({*entries}) == len(entries) and all(entry in known for entry in entries) else None
 
 
 def read_devices(text: str, devices: Sequence[Device]) -> tuple[Device, ...] | None:
-    """Return the devices that a list (`read_list`) of ids and numbers (`Device.index`) names; None for another text."""
+    """Return the devices that a list (`read_list`) of ids and numbers (`Device.index`) names; None if it is none."""
     by_name: Mapping[str, Device] = {
         **{str(device.index): device for device in devices},
         **{device.id: device for device in devices},
@@ -41,6 +41,6 @@ def read_devices(text: str, devices: Sequence[Device]) -> tuple[Device, ...] | N
 
 
 def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:
-    """Return `devices`, rotated so that number `n` is first: each worker gets all, with another one first."""
+    """Return `devices`, rotated so that number `n` is first: each worker gets all, and starts with another device."""
     start = n % len(devices) if devices else 0
     return (*devices[start:], *devices[:start])

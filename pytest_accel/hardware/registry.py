@@ -1,4 +1,4 @@
-"""The vendors of all kinds of accelerator: this package's own, and those that other packages publish."""
+"""The vendors of all kinds of accelerator: this package's own, and vendors that other packages publish."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class VendorError(ValueError):
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     """Return a new vendor of `kind`, which `check_kind` must accept, or of a named resource with `argument` devices.
 
-    Raise ValueError if it does not allow `argument`, and :class:`VendorError` if a published kind cannot be loaded, is
-    not a vendor, or is published twice.
+    Raise ValueError if the vendor does not allow `argument`, and :class:`VendorError` if a published kind cannot be
+    loaded, is not a vendor, or is published twice.
     """
     if facts := KINDS.get(kind):
         if argument is not None and not facts.argument:
@@ -26,7 +26,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
         return own
     points = published().get(kind, ())
     if not points:
-        assert argument is not None
+        assert argument is not None  # A named resource always has a number.
         resource: Vendor = importlib.import_module("pytest_accel.hardware.vendors.named").Named(kind, int(argument))
         return resource
     source = describe_kind(kind)

@@ -13,11 +13,10 @@ _ROUNDING = 1e-6
 
 
 def parts(share: Share | None, device: Device) -> int | None:
-    """Return the number of parts, out of `WHOLE`, of `device` that `share` takes (None: all).
+    """Return the number of parts, out of `WHOLE`, of `device` that `share` takes; all if `share` is None.
 
-    A fraction is rounded down, so that N shares of 1/N fit. Bytes are rounded up, so that shares never exceed the
-    memory. If only one process at a time can use the device, any share takes all parts. Return None if `share` is in
-    bytes and the device has less memory, or its memory is unknown and it could be shared.
+    If only one process at a time can use the device, any share takes all parts. Return None if `share` is in bytes and
+    the device has less memory, or its memory is unknown and it could be shared.
     """
     if share is None:
         return WHOLE
@@ -26,15 +25,17 @@ def parts(share: Share | None, device: Device) -> int | None:
     if device.single_process:
         return WHOLE
     if share.fraction is not None:
+        # Rounded down, so that N shares of 1/N fit.
         return max(1, int(share.fraction * WHOLE + _ROUNDING))
     assert share.bytes is not None
     if not device.memory:
         return None
+    # Rounded up, so that shares never exceed the memory.
     return -(-share.bytes * WHOLE // device.memory)
 
 
 def with_parts(devices: Sequence[str], parts: Sequence[int]) -> tuple[tuple[str, int], ...]:
-    """Return pairs of each of `devices` and its number of parts; empty `parts`: whole devices."""
+    """Return pairs of each of `devices` and its number of parts; whole devices if `parts` is empty."""
     return tuple(zip(devices, parts or (WHOLE,) * len(devices), strict=True))
 
 

@@ -20,7 +20,7 @@ def nodes(folder: Path, patterns: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def class_folder(root: Path, name: str) -> Path:
-    """Return the folder of the node `name` in any class of sysfs; one that does not exist if there is none."""
+    """Return the folder of the node `name` in any class of sysfs; if there is none, a path that does not exist."""
     return next(iter(sorted((root / "sys/class").glob(f"*/{name}"))), root / "sys/class" / name)
 
 
@@ -50,6 +50,6 @@ def read_number(file: Path) -> int | None:
 
 
 def numa_node(root: Path, pci: str | None) -> int | None:
-    """Return the NUMA node of a PCI address; None if sysfs has none (or -1: the machine has no NUMA nodes)."""
+    """Return the NUMA node of a PCI address; None if sysfs has none, or -1, as on a machine without NUMA nodes."""
     node = None if pci is None else read_number(root / "sys/bus/pci/devices" / pci / "numa_node")
     return node if node is not None and node >= 0 else None

@@ -1,4 +1,4 @@
-"""Detection, without importing torch, of the accelerator platforms that it was built for."""
+"""Detection of the accelerator platforms that torch was built for, without importing torch."""
 
 from __future__ import annotations
 

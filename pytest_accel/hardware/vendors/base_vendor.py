@@ -22,10 +22,10 @@ answer = make_vendor({kind!r}).seen(os.environ)
 
 
 class BaseVendor:
-    """A vendor that does what its row of the table says, see `Vendor`.
+    """A vendor that follows `facts`, its row of the table of kinds; see `Vendor` for the methods.
 
-    The methods are those of a kind without a mask. A subclass overrides what the table cannot say. `root` is the folder
-    that contains the kernel's files (``dev``, ``sys``, ``proc``).
+    The methods suit a kind without a mask. A subclass overrides methods that need more than the table. `root` is the
+    folder that contains the kernel's files (``dev``, ``sys``, ``proc``).
     """
 
     facts: KindFacts
@@ -76,13 +76,13 @@ class BaseVendor:
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         if not self.mask_variables and self.facts.torch_type == "cpu":
             return  # No variable hides a CPU or a named resource.
-        # torch counts in this order.
+        # The order in which torch counts the devices.
         counted = sorted(devices, key=lambda device: device.index) if self.facts.torch_index == "ascending" else devices
         lacking = self.lacking() if self.facts.build is not None else None
         self.compare(counted, self.seen(environ), environ, f"; {lacking}" if lacking else "")
 
     def seen(self, environ: Mapping[str, str]) -> list[str]:
-        """Return the devices that this process sees, after importing what torch needs. This initialises the runtime."""
+        """Return the devices that this process sees. This imports the kind's packages and initialises the runtime."""
         for name in (self.facts.package, *self.facts.imports):
             if name is not None:
                 importlib.import_module(name)
@@ -90,9 +90,9 @@ class BaseVendor:
         return [f"{self.facts.torch_type}:{index}" for index in range(count)]
 
     def ask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return those of `devices` that a process sees under `environ`, in its order: a short process looks (`seen`).
+        """Return the `devices` that a short process with `environ` sees (`seen`), in its order.
 
-        Return none, with a note, if it does not answer, or does not say which devices it sees (``?``).
+        Return no device, with a note, if the process does not answer, or does not say which devices it sees (``?``).
         """
         if not devices:
             return ()
@@ -119,9 +119,9 @@ class BaseVendor:
     def compare(
         self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
     ) -> None:
-        """Raise MaskError, with `reason` at its end, unless `seen`, what a process sees, are `devices` in order.
+        """Raise MaskError, with `reason` at its end, unless a process sees (`seen`) exactly `devices`, in order.
 
-        If a process may see more devices than its mask shows, they have to be among `seen`.
+        If each process of the kind sees all devices, `devices` only have to be among `seen`.
         """
         if self.facts.sees_all:
             same = set(self.torch_devices(devices)) <= set(seen)
@@ -146,7 +146,7 @@ class BaseVendor:
 
 
 def uuids_in_torch() -> list[str]:
-    """Return the UUIDs of the devices that ``torch.cuda`` counts; ``?`` for each of which torch tells none."""
+    """Return the UUIDs of the devices that ``torch.cuda`` counts; ``?`` for a device whose UUID torch does not know."""
     import torch
 
     count = torch.cuda.device_count()

@@ -57,8 +57,7 @@ def ask_driver(environ: Mapping[str, str]) -> tuple[str, ...]:
 class Cuda(BaseVendor):
     """The vendor of kind ``cuda``; a device's id is its UUID.
 
-    `ask` does what `ask_driver` does. The NUMA node is read from sysfs, because ``nvmlDeviceGetNumaNodeId`` returns
-    something else: the node that a GPU's own memory forms.
+    `ask` is a function like `ask_driver`.
     """
 
     facts = KINDS["cuda"]
@@ -111,7 +110,7 @@ class Cuda(BaseVendor):
         """Return the devices that the mask leaves; a card in MIG mode stands for all its instances.
 
         A process would see only the first instance, but the session may lease all of them. A list of whole ids of one
-        form is read here, and so is one of indices if CUDA's order is that of PCI; for anything else, CUDA is asked.
+        form, or of indices if CUDA counts in PCI order, is read here; for any other mask, CUDA is asked.
         """
         text = environ.get(_MASK)
         if text is None or not devices:
@@ -214,6 +213,7 @@ class Cuda(BaseVendor):
             memory_free=memory.free if memory else None,
             capability=optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
             pci=pci,
+            # Not ``nvmlDeviceGetNumaNodeId``, which returns the node that a GPU's own memory forms.
             numa=numa_node(self._root, pci),
             speed=float(cores * clock) if cores and clock else None,
         )

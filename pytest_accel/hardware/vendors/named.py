@@ -9,15 +9,14 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 SMALLEST_MEMORY = 2**30
 """Bytes of the smallest ``memory``, and of its smallest device."""
 _MEMORY_PARTS = 64
-"""Largest number of devices into which ``memory`` is divided. Each one that a test takes is a lock file."""
+"""Largest number of devices into which ``memory`` is divided. A test locks a file for each of its devices."""
 
 
 class Named(BaseVendor):
     """The vendor of the named resource `name`, with `number` devices: ``license-0``, ``license-1`` and so on.
 
-    No mask hides them, and torch does not know them: ranks that lease one run on the CPU. Sessions share them by locks,
-    as they do real devices. The number of ``memory`` is its bytes. Each of its devices is 1 GiB, or 2, 4, ... GiB if
-    there were too many otherwise. So sessions that name different sizes mostly have equal devices.
+    No mask hides them, and torch does not know them: ranks that lease them run on the CPU. Sessions share them by
+    locks, as they do real devices. The number of ``memory`` is its bytes.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -25,6 +24,8 @@ class Named(BaseVendor):
         super().__init__()
         self._count, self._bytes = number, None
         if name == "memory":
+            # Devices of 1 GiB, or of 2, 4, ... GiB if there were too many otherwise: sessions that name different
+            # sizes then mostly have equal devices.
             self._bytes = SMALLEST_MEMORY
             while number // self._bytes > _MEMORY_PARTS:
                 self._bytes *= 2

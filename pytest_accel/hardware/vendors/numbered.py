@@ -1,6 +1,6 @@
 """The kinds whose devices are nodes under ``/dev``, and whose mask lists the numbers of devices.
 
-The table says what they differ in (`core/kinds.py`). docs/reference/devices.md has notes on each.
+The table in `core/kinds.py` has their differences. docs/reference/devices.md has notes on each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 class NumberedVendor(BaseVendor):
-    """The vendor of such a kind.
+    """The vendor of a kind with numbered devices.
 
-    Unless the driver reports it, the number of a device is the position of its node among the existing ones, from 0: in
+    If the driver does not report it, a device's number is the position of its node among the existing nodes, from 0: in
     a container that has only ``/dev/davinci3``, this device has the number 0. This is assumed for all of these runtimes
     (unverified). The number is part of the device (`Device.index`), so a rank can read and write masks without
     inspecting the machine.
@@ -38,7 +38,7 @@ class NumberedVendor(BaseVendor):
         return _OWN_CLASSES.get(facts.name, cls)(facts)
 
     def discover(self) -> tuple[Device, ...]:
-        """Return the devices of each node; the id is the PCI address if sysfs lists one that no other node has."""
+        """Return the devices of each node; the id is the PCI address if sysfs lists it for this node alone."""
         self.notes = ()
         facts, found = self.facts, list[Device]()
         addresses = [(*node, pci_address(self._root, node[1])) for node in nodes(self._root / "dev", facts.nodes)]
@@ -110,15 +110,13 @@ class NumberedVendor(BaseVendor):
 
 
 class Tpu(NumberedVendor):
-    """The vendor of kind ``tpu``: libtpu also needs the shape of the group of chips, which has two names.
-
-    torch_xla presets the newer ones for one chip if they are not set; Ray sets the older ones (jax issue 14977).
-    """
+    """The vendor of kind ``tpu``: libtpu also needs the shape of the group of chips, in variables with two names."""
 
     _SHAPES = MappingProxyType({1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"})
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Return a mask with the chips and, if there are 1, 2, 4 or 8, their shape; libtpu has to find others."""
+        """Return a mask with the chips and, if there are 1, 2, 4 or 8, their shape; libtpu has to find other shapes."""
+        # Set both names: unless set, torch_xla presets the newer for one chip; Ray sets the older (jax issue 14977).
         chips = self._SHAPES.get(len(devices))
         shapes = dict.fromkeys(("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"), chips)
         shapes |= dict.fromkeys(("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"), "1,1,1" if chips else None)
@@ -129,16 +127,14 @@ class Neuron(NumberedVendor):
     """The vendor of kind ``neuron``: a node is a card, and a device is one NeuronCore as the runtime counts them."""
 
     def parts(self, device: Device, folder: Path) -> Sequence[Device]:
-        """Return the cores of a card. On Trainium2 the runtime combines two into one, unless a variable says otherwise.
-
-        Driver 2.31 moved parts of the tree in sysfs, so the cores' folders are counted if the file is missing.
-        """
+        """Return the cores of a card. The runtime may combine two into one."""
+        # Driver 2.31 moved parts of the tree in sysfs: count the cores' folders if the file is missing.
         cores = read_number(folder / "core_count") or len(list(folder.glob("neuron_core[0-9]*")))
         if not cores:
             self.note(f"{device.id} is left out: sysfs does not have its number of cores")
         names = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
         combined = next((os.environ[name] for name in names if name in os.environ), "")
-        # That Trainium3 does the same is unverified.
+        # On Trainium2 the runtime combines two cores by default. That it does so on Trainium3 is unverified.
         default = 2 if device.name.endswith(("Trainium2", "Trainium3")) else 1
         size = int(combined) if combined in ("1", "2") else default
         return [
@@ -147,12 +143,10 @@ class Neuron(NumberedVendor):
         ]
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the cores in the list; without it, the first ones up to the number that is set.
-
-        Which cores the runtime would choose is not known beforehand.
-        """
+        """Return the cores in the list; without a list, as many of the first cores as the other variable says."""
         variable, number, _ = self.mask_variables
         left = super().visible(devices, {name: text for name, text in environ.items() if name != number})
+        # Take the first cores: it is not known beforehand which ones the runtime would choose.
         count = environ.get(number, "")
         return left[: int(count)] if variable not in environ and count.isdecimal() and int(count) else left
 

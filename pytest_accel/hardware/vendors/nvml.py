@@ -36,13 +36,12 @@ def optional(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def condition(nvml: Any, handle: Any) -> Facts:
-    """Return the facts about a card, without its processes.
-
-    Errors are counted since the driver was loaded (NVML's volatile count), because the count over the card's lifetime
-    never goes down, even if the broken memory is not used any more. Rows that wait to be remapped do not count: "a
-    pending remapping won't affect future work on the GPU" (NVML reference, nvmlDeviceGetRemappedRows).
-    """
+    """Return the facts about a card, without its processes."""
+    # The errors since the driver was loaded: the count over the card's lifetime never goes down, even if the broken
+    # memory is not used any more.
     uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    # Rows that wait to be remapped (rows[2]) do not count: "a pending remapping won't affect future work on the GPU"
+    # (NVML reference, nvmlDeviceGetRemappedRows).
     rows = optional(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
     return Facts(
         ecc_errors=optional(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile) or 0,

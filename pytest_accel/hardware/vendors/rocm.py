@@ -1,4 +1,4 @@
-"""AMD GPUs, from the files of the kernel's drivers in sysfs; no ROCm library is loaded. Not tested on one.
+"""AMD GPUs, from the files of the kernel's drivers in sysfs; no ROCm library is loaded.
 
 ``/sys/class/kfd/kfd/topology/nodes/N`` has ``gpu_id`` (0 for a CPU), ``properties``, ``mem_banks`` and ``io_links``
 (kernel: ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). ROCR counts the GPU nodes in this order. HIP may not keep it,
@@ -8,7 +8,7 @@ for OpenCL only.
 ``/sys/class/kfd/kfd/proc/PID/vram_GPUID`` has the bytes of a GPU's memory that a process uses (kernel:
 ``amdkfd/kfd_process.c``). ``ras/umc_err_count`` of its PCI device counts memory errors (``amdgpu_ras.c``: a line
 ``ue: N`` for uncorrectable ones). ``mem_info_vram_total`` and ``_used`` are in bytes. Whether a container sees the
-processes of others, and under which pids, is unverified.
+processes of others, and under which pids, is unverified. This module has not been tested on an AMD GPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Rocm(BaseVendor):
         return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the devices that the masks leave; CUDA's is read only if HIP's is not set at all.
+        """Return the devices that the masks leave; CUDA's mask is read only if HIP's is not set at all.
 
         A single list of whole ids and numbers is read here; for anything else, torch is asked in a short process.
         """
@@ -99,12 +99,8 @@ class Rocm(BaseVendor):
         return lists[0] if len(lists) == 1 and lists[0] is not None else self.ask(devices, environ)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Return ROCR's mask alone, with ids, or ROCR's numbers for GPUs without an id.
-
-        All devices are hidden by ``HIP_VISIBLE_DEVICES=-1``, since torch counts one device for an empty
-        ``ROCR_VISIBLE_DEVICES``.
-        """
-        if not devices:
+        """Return ROCR's mask alone, with ids, or ROCR's numbers for GPUs without an id."""
+        if not devices:  # torch counts one device for an empty ``ROCR_VISIBLE_DEVICES``.
             return {_HIP: "-1", _CUDA: None}
         names = [device.id if _UUID.fullmatch(device.id) else str(device.index) for device in devices]
         return {_ROCR: ",".join(names), _HIP: None, _CUDA: None}

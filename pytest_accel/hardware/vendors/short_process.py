@@ -14,7 +14,7 @@ from typing import Any
 from pytest_accel.core.interpreter import python_command
 
 _TIMEOUT = 60.0
-"""Seconds; without a persistence daemon NVIDIA's driver takes several to initialise many GPUs, and torch a few."""
+"""Seconds. Without a persistence daemon NVIDIA's driver needs several to initialise many GPUs, and torch a few."""
 
 
 def answer(command: Sequence[str], environ: Mapping[str, str], timeout: float = _TIMEOUT) -> str:
@@ -46,7 +46,7 @@ def ask_torch(source: str, environ: Mapping[str, str], timeout: float = _TIMEOUT
 
     Raise OSError if there is none, see `answer`.
     """
-    # Only the last line counts: what the code imports may print something before.
+    # Only the last line counts: modules that the code imports may print something before.
     source = f"{source}\nimport json\nprint()\nprint(json.dumps(answer))"
     output = answer(python_command(source, path=sys.path), environ, timeout)
     try:

@@ -21,7 +21,7 @@ _SHARED = ",shared"
 
 
 class Sim(BaseVendor):
-    """The vendor of kind ``sim``, with `count` plain devices, or those of a topology `file` (`read_topology`).
+    """The vendor of kind ``sim``, with `count` plain devices, or the devices of a topology `file` (`read_topology`).
 
     Each session has devices of its own, unless they are `shared`: then sessions lock them like real devices.
     """
@@ -55,7 +55,7 @@ class Sim(BaseVendor):
         )
 
     def discover(self) -> tuple[Device, ...]:
-        """Return the configured devices; those of a topology file in PCI order."""
+        """Return the configured devices; devices of a topology file are in PCI order."""
         return self._devices
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:

@@ -25,7 +25,7 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 _AFFINITY, _SELECTOR = KINDS["xpu"].masks
 _HIERARCHY, _PCI_ORDER = "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _ONLY_TORCH_READS = (_PCI_ORDER, _SELECTOR, "SYCL_DEVICE_ALLOWLIST")
-"""Variables whose values Intel's runtimes read; each has a language of its own."""
+"""Variables with a language of their own each, which only Intel's runtimes read."""
 _INTEL = 0x8086
 # intel-gpu-tools (lib/igt_device_scan.h): an integrated GPU always has this address.
 _INTEGRATED = "0000:00:02.0"
@@ -82,7 +82,7 @@ class Xpu(BaseVendor):
         """
         left: Sequence[Device] | None = devices
         if (text := environ.get(_AFFINITY, "")) not in ("", "default"):
-            # By default, the numbers are those of tiles.
+            # By default, the numbers count tiles.
             left = read_devices(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
         if left is None or any(environ.get(name) for name in _ONLY_TORCH_READS):
             return self.ask(devices, environ)
@@ -94,13 +94,11 @@ class Xpu(BaseVendor):
         return tuple(discrete or counted)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order.
-
-        In that order an integrated GPU does not shift the numbers of discrete ones. In PCI order it would if the driver
-        supports it, which sysfs does not show: GPUs before the 12th generation have another driver (compute-runtime,
-        ``LEGACY_PLATFORMS.md``). ``-1`` hides every device (according to the driver's source code only), since an empty
-        mask shows all.
-        """
+        """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order."""
+        # In that order an integrated GPU does not shift the numbers of discrete ones. In PCI order it would if the
+        # driver supports it, which sysfs does not show: GPUs before the 12th generation have another driver
+        # (compute-runtime, ``LEGACY_PLATFORMS.md``). ``-1`` hides every device (according to the driver's source code
+        # only); an empty mask shows all.
         return {_AFFINITY: write_numbers(devices) or "-1", _HIERARCHY: "COMPOSITE", _PCI_ORDER: None, _SELECTOR: None}
 
     def seen(self, environ: Mapping[str, str]) -> list[str]:
