@@ -1,8 +1,7 @@
 """An event loop that works in processes whose suite has replaced functions of the standard library.
 
-asyncio has no public way to replace these two: `BaseEventLoop.time` looks up `time.monotonic`, which suites freeze, and
-`BaseSelectorEventLoop._make_self_pipe` makes sockets of `socket.socket`, which suites replace to forbid tests the
-network. If an asyncio of the future does not call the second, such a suite gets an error at its first marked test.
+`BaseEventLoop.time` looks up `time.monotonic`, which suites freeze, and `BaseSelectorEventLoop._make_self_pipe` makes
+sockets of `socket.socket`, which suites replace to forbid tests the network. asyncio has no public way to replace them.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ class GuardedLoop(asyncio.SelectorEventLoop):
         return monotonic()
 
     def _make_self_pipe(self) -> None:
+        # If a future asyncio does not call this, a suite without sockets gets an error at its first marked test.
         loop: Any = self
         loop._ssock, loop._csock = unix_sockets.pair(blocking=False)
         loop._internal_fds += 1

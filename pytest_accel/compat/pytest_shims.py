@@ -22,10 +22,9 @@ def base_temporary_directory(config: pytest.Config) -> Path | None:
     Return None if the tmpdir plugin is disabled, or if pytest's default cannot be used, for example because another
     user owns it: pytest then fails the tests of this process that need it. Raise :class:`pytest.UsageError` for an
     option ``--basetemp`` that cannot be used.
-
-    The public way is the fixture `tmp_path_factory`, but the ranks' folders are named before any test runs. xdist reads
-    the same attribute for its workers.
     """
+    # The public way is the fixture `tmp_path_factory`, but the ranks' folders are named before any test runs. xdist
+    # reads the same attribute for its workers.
     factory = getattr(config, "_tmp_path_factory", None)
     try:
         return None if factory is None else Path(factory.getbasetemp())
@@ -43,18 +42,19 @@ def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
     """Make pytest rewrite the asserts of the files given to `session`, even if they are not named like tests.
 
     pytest does so when it starts to collect; a rank collects each file separately. Call this once the session has its
-    arguments. All files on the command line are included, since one may import another.
+    arguments.
     """
     from _pytest import assertion
 
     config = session.config
+    # All files on the command line, since one file may import another.
     named = (config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args)
     session._initialpaths |= {Path(os.path.abspath(path)) for path in named}
     assertion.pytest_collection(session)
 
 
 def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
-    """Tear down the fixtures that `following` does not use (None: all), when no test runs that would do it.
+    """Tear down the fixtures that `following` does not use (all if it is None), when no test runs that would do it.
 
     The public hook, `pytest_runtest_teardown`, is for an item whose phases run; plugins fail for others.
     Errors of the fixtures propagate.
@@ -63,7 +63,7 @@ def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
 
 
 def tear_down_after(item: pytest.Item, following: pytest.Item | None) -> None:
-    """Call :func:`teardown_to` between two tests; report an error as one of the teardown of `item`."""
+    """Call :func:`teardown_to` between two tests; report an error as a teardown error of `item`."""
     call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, following), when="teardown")
     if call.excinfo is not None:
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
@@ -71,9 +71,9 @@ def tear_down_after(item: pytest.Item, following: pytest.Item | None) -> None:
 
 
 def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
-    """Return the definitions of the fixtures that `item` uses, also those that it has requested by name.
+    """Return the definitions of the fixtures that `item` uses, including fixtures that it has requested by name.
 
-    They are known from the item's setup to its teardown.
+    The definitions are known from the item's setup to its teardown.
     """
     return tuple(getattr(getattr(item, "_request", None), "_fixture_defs", {}).values())
 
@@ -81,7 +81,7 @@ def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
 def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
     """Yield the names of the fixtures that `item` uses and that `module` defines, in the order of their setup.
 
-    A fixture is left out if the suite has replaced it by one of the same name that does not use it.
+    A fixture is left out if the suite has replaced it by a fixture of the same name that does not use it.
     """
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for name in getattr(item, "fixturenames", ()):
@@ -99,7 +99,7 @@ def wider_fixtures(item: pytest.Item) -> list[str]:
 
 
 def is_fixture_of_tool(definition: Any) -> bool:
-    """Return whether a `pytest.FixtureDef` is pytest's, this plugin's or that of a plugin that runs async tests."""
+    """Return whether a `pytest.FixtureDef` is pytest's, this plugin's, or of a plugin that runs async tests."""
     module = getattr(definition.func, "__module__", None) or ""  # Code without a module has None.
     return bool(module.startswith(("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")))
 
@@ -111,7 +111,7 @@ def fixtures_by_name(item: pytest.Item) -> dict[str, Any]:
 
 
 def is_own_fixture(definition: Any) -> bool:
-    """Return whether `definition` is that of a fixture of this plugin."""
+    """Return whether `definition` defines a fixture of this plugin."""
     return getattr(definition.func, "__module__", None) == "pytest_accel.fixtures"
 
 
@@ -122,8 +122,8 @@ def prefer_other_fixtures(session: pytest.Session, names: Iterable[str]) -> None
     """
     manager: Any = session._fixturemanager
     for name in names:
-        # pytest 9.2 holds the definitions by node, the one that wins first; older releases have one list, in which the
-        # winner is the last.
+        # pytest 9.2 holds the definitions by node, and the first of them wins; older releases have one list, whose
+        # last entry wins.
         if hasattr(manager, "_arg2node2fixturedefs"):
             definitions = manager._arg2node2fixturedefs.get(name, {}).get(session, [])
             definitions.sort(key=is_own_fixture)
@@ -152,11 +152,8 @@ def expects_failure(item: pytest.Item) -> bool:
 
 
 def is_subtest(report: pytest.TestReport) -> bool:
-    """Return True if `report` is that of a subtest, of pytest or of pytest-subtests.
-
-    Both have a class for it, below that of the other reports. Its attributes do not tell: a suite may set any of them
-    in a report of a phase.
-    """
+    """Return True if `report` is about a subtest of pytest or of pytest-subtests."""
+    # Both have a subclass of `TestReport` for it. Attributes prove nothing: a suite may set them in any report.
     kind = type(report)
     names = ("SubtestReport", "SubTestReport")
     return kind is not pytest.TestReport and any(base.__name__ in names for base in kind.__mro__)
@@ -171,11 +168,12 @@ def reason_of_skip(longrepr: Any) -> str:
 def filter_frames(item: pytest.Item, is_library: Callable[[str], bool], hidden: re.Pattern[str]) -> None:
     """Make pytest leave out frames of `item`'s failures, and show one line for each other frame of a library.
 
-    Frames of modules whose names match `hidden` are left out, unless all others are those of libraries, for whose files
-    `is_library` returns true. The deepest of the others is shown in full. pytest itself shortens the frames between the
-    first and the last one, so frames are shortened in its default style only. With ``--full-trace``, pytest shows all.
-    pytest has no public way: `__tracebackhide__` would hide frames of a module in all failures.
+    Frames of modules whose names match `hidden` are left out, unless all other frames are of libraries, for whose files
+    `is_library` returns true. The deepest frame outside of libraries is shown in full. pytest itself shortens the
+    frames between the first and the last, so frames are shortened in its default style only. With ``--full-trace``,
+    pytest shows all.
     """
+    # pytest has no public way: `__tracebackhide__` would hide frames of a module in all failures.
     config: Any = item.config
     from _pytest._code import Traceback
 
@@ -187,7 +185,7 @@ def filter_frames(item: pytest.Item, is_library: Callable[[str], bool], hidden: 
         if not all(is_library(str(entry.path)) for entry in shown):
             entries = shown
         value = excinfo.value
-        # Of `pytest.fail(..., pytrace=False)`, pytest shows only the text, unless a frame has a style of its own.
+        # For `pytest.fail(..., pytrace=False)`, pytest shows only the text, unless a frame has a style of its own.
         without_traceback = isinstance(value, pytest.fail.Exception) and not value.pytrace
         if without_traceback or config.getoption("tbstyle", "auto") != "auto":
             return Traceback(entries)
@@ -237,7 +235,7 @@ def log_file(config: pytest.Config) -> str | None:
 def append_to_log_file(config: pytest.Config) -> None:
     """Make this process append to its log file, also with ``log_file_mode = w``, once it has opened it.
 
-    All workers of xdist, and all ranks, write to one file. Without this, each writes over what the others have written.
+    All workers of xdist, and all ranks, write to one file. Without this, each overwrites the lines of the others.
     """
     if (handler := log_file_handler(config)) is not None:
         with suppress(OSError, ValueError, AttributeError):  # A suite may have given the handler no file.
@@ -252,18 +250,18 @@ def shows_live_logs(config: pytest.Config) -> bool:
 
 
 def hide_names_of_tests(config: pytest.Config) -> None:
-    """Make this session leave out the lines with which ``--setup-show`` names the tests; those on fixtures stay."""
+    """Make this session leave out the lines with which ``--setup-show`` names the tests; lines on fixtures stay."""
     original = config.getoption
-    # pytest asks with this method whether to name a test, and looks at `config.option` for the fixtures.
+    # pytest calls this method to decide whether to name a test; for fixtures it reads `config.option`.
     vars(config)["getoption"] = lambda name, *args, **named: name != "setupshow" and original(name, *args, **named)
 
 
 def leave_fixtures_to_ranks(item: pytest.Item) -> None:
     """Give `item`, now and in each rerun, a request that sets up no fixtures, since its ranks set them up.
 
-    Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope. The item's
-    own data (names of its fixtures, parameters, marks, function) does not change, for plugins that report it.
+    The item's own data (fixture names, parameters, marks, function) does not change, for plugins that report it.
     """
+    # Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope.
     if hasattr(item, "_initrequest"):
         vars(item)["_initrequest"] = functools.partial(_without_fixtures, item)
         _without_fixtures(item)
@@ -335,7 +333,7 @@ def rename(item: pytest.Item, name: str, nodeid: str) -> None:
         return
     own = vars(item)
     instance = own.get("_instance")
-    # Another test needs another instance of its class. A function that a plugin has put in place may hold this one.
+    # Another test needs another instance of its class. A function that a plugin has put in place may hold the instance.
     if item.nodeid != nodeid and instance is not None and getattr(own.get("_obj"), "__self__", None) is instance:
         del own["_instance"], own["_obj"]
     _set_id(item, nodeid)
@@ -356,9 +354,9 @@ def left_out_conftests(hooks: Any) -> frozenset[object]:
 
 
 def ask_before_debugging(may: Callable[[str], bool]) -> None:
-    """Make pytest call `may` before it starts a debugger, with its name for the way of starting.
+    """Make pytest call `may` before it starts a debugger, with pytest's name for the way of starting.
 
-    If the result is False, the program continues without a debugger. Of ``breakpoint()``, ``--trace`` and ``--pdb``,
+    If `may` returns False, the program continues without a debugger. Of ``breakpoint()``, ``--trace`` and ``--pdb``,
     only the last has a hook that runs before the debugger's first output. When a debugger stops again at a breakpoint
     of its own, `may` is called again, because pytest has resumed capturing in the meantime.
     """
@@ -402,11 +400,9 @@ class _NoDebugger:
 
 
 def junit_log(config: pytest.Config) -> Any:
-    """Return the object that collects the report of ``--junitxml``; None without this option and in an xdist worker.
-
-    The public way is the fixtures `record_xml_attribute` and `record_testsuite_property`; in a rank, their records are
-    lost.
-    """
+    """Return the object that collects the report of ``--junitxml``; None without this option and in an xdist worker."""
+    # The public way is the fixtures `record_xml_attribute` and `record_testsuite_property`, whose records are lost in a
+    # rank.
     from _pytest.junitxml import xml_key
 
     return config.stash.get(xml_key, None)
@@ -415,7 +411,7 @@ def junit_log(config: pytest.Config) -> Any:
 def make_junit_log(config: pytest.Config) -> Any:
     """Make and return the object of :func:`junit_log` in a rank; None without ``--junitxml``.
 
-    pytest makes none in a process with `config.workerinput`. The object is not registered, so it writes no file.
+    pytest makes no such object in a process with `config.workerinput`. It is not registered, so it writes no file.
     """
     from _pytest.junitxml import LogXML, xml_key
 

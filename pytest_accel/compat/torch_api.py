@@ -1,8 +1,8 @@
 """All uses of torch's names that are private, or younger than the oldest torch that is supported.
 
 Each function says since which release torch has its names, and what happens without them. A private name without a
-release is in all of those that the tests are run with: 2.4 to 2.15. A test forbids such names in other modules, except
-those for torch's test harness (`features/adoption/`): it adopts tests that import this private module themselves.
+release is in all releases that the tests are run with: 2.4 to 2.15. A test forbids such names in other modules, except
+names of torch's test harness (`features/adoption/`): the adopted tests import this private module themselves.
 
 Importing this module does not import torch. The functions do, or find it in ``sys.modules``, so they are called where
 torch may be imported: in ranks, and in temporary processes. Functions that are called elsewhere get the module as an
@@ -64,7 +64,7 @@ def accelerator() -> tuple[str, int] | None:
 def accelerator_type(torch: Any) -> str | None:
     """Return the type of the accelerator of the module `torch`; None if it has none. This initialises no runtime.
 
-    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only one that is looked for. In torch
+    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only type that is looked for. In torch
     2.6, `current_accelerator` raises RuntimeError if there is none.
     """
     if not hasattr(torch, "accelerator"):
@@ -75,9 +75,9 @@ def accelerator_type(torch: Any) -> str | None:
 
 
 def device_uuid(properties: Any) -> Any:
-    """Return the UUID in the properties of a device of CUDA or XPU; None if torch tells none.
+    """Return the UUID in the properties of a device of CUDA or XPU; None if torch does not report it.
 
-    In those of CUDA since torch 2.5; without it, the UUIDs of devices are not compared.
+    CUDA's properties have it since torch 2.5. Without it, the UUIDs of devices are not compared.
     """
     return getattr(properties, "uuid", None)
 
@@ -85,8 +85,8 @@ def device_uuid(properties: Any) -> Any:
 def accelerator_error(torch: Any) -> type[Exception] | None:
     """Return the class of the errors of devices.
 
-    `torch.AcceleratorError`: since torch 2.8. Without it, this returns None, and nothing is known of the errors that a
-    test has caught.
+    `torch.AcceleratorError`: since torch 2.8. Without it, this returns None, and errors that a test has caught stay
+    unknown.
     """
     return getattr(torch, "AcceleratorError", None)
 
@@ -94,7 +94,7 @@ def accelerator_error(torch: Any) -> type[Exception] | None:
 def cublas_workspace_clearing(torch: Any) -> Callable[[], object] | None:
     """Return the function that frees the workspaces of cuBLAS, which torch's own leak check calls.
 
-    It is None if torch is not built for CUDA, or is no module.
+    Return None if torch is not built for CUDA, or is no module.
     """
     return getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
 
@@ -103,9 +103,9 @@ def default_device(torch: Any) -> Any:
     """Return the default device of the module `torch`.
 
     In torch 2.8 and older, `torch.get_default_device` raises AttributeError if ``set_default_device(None)`` has been
-    called, which sets torch's initial state: the CPU. It takes ten times as long as to see that no mode is active, of
-    which a default device is one.
+    called, which sets torch's initial state: the CPU.
     """
+    # A default device is a mode. To see that no mode is active takes a tenth of the time of `get_default_device`.
     modes = getattr(torch._C, "_len_torch_function_stack", None)
     if modes is not None and not modes():
         return torch.device("cpu")
@@ -121,7 +121,7 @@ def default_device(torch: Any) -> Any:
 def serves_with_libuv() -> bool:
     """Return whether :func:`serve_store` uses the implementation with libuv: since torch 2.8.
 
-    It ends the connection of a client that sends a large key or value; the other one accepts any size.
+    libuv's store ends the connection of a client that sends a large key or value; the other store accepts any size.
     """
     import torch
 
@@ -131,8 +131,8 @@ def serves_with_libuv() -> bool:
 def serve_store(host: str, size: int, timeout: Any, listening: socket) -> TCPStore:
     """Return a store that serves at the bound socket `listening`, which it closes. It waits for no clients.
 
-    torch's default implementation, that with libuv, can take a socket in torch 2.8, and cannot in 2.6. Clients of both
-    can use both.
+    torch's default implementation, with libuv, can take a socket in torch 2.8, and cannot in 2.6. Clients can use a
+    store of either implementation.
     """
     import torch.distributed as dist
 
@@ -148,7 +148,7 @@ def serve_store(host: str, size: int, timeout: Any, listening: socket) -> TCPSto
 def replace_store_creation(create: Callable[..., Store]) -> None:
     """Replace the function that opens a store for ``env://`` and ``tcp://`` with `create`.
 
-    The first argument of `create` is torch's own function; all others are those of this function.
+    The first argument of `create` is torch's own function; all others are the arguments of this function.
     """
     # torch.distributed has a function of the same name.
     rendezvous: Any = import_module("torch.distributed.rendezvous")
@@ -175,14 +175,14 @@ def created_groups() -> int:
 def make_fake_store(refuse: Callable[..., NoReturn]) -> Store:
     """Register the backend ``fake``; return a store for its groups, whose methods that use keys are `refuse`.
 
-    Both are in a module for torch's own tests. Without it, this raises ImportError. If a test initialises a fake group
-    without a store, torch makes one from there, which has no methods; so it gets the returned one, too.
+    Both are in a module for torch's own tests. Without it, this raises ImportError.
     """
     import torch.distributed as dist
 
     fake_pg: Any = import_module("torch.testing._internal.distributed.fake_pg")
     names = [name for name in vars(dist.Store) if name[0] != "_" and name not in _OF_NO_KEY]
     store: Store = type("FakeStore", (dist.Store,), dict.fromkeys(names, refuse))()
+    # If a test initialises a fake group without a store, torch makes one of this class, which has no methods.
     fake_pg.FakeStore = lambda: store
     return store
 
@@ -205,7 +205,7 @@ def default_backend(device_type: str) -> str:
 def backend_name(group: ProcessGroup, device: Any) -> str:
     """Return the name of the backend that runs collectives of `group` on tensors of a `torch.device`.
 
-    It is empty for fake groups in torch 2.8 and older, where their backend has no name.
+    The name is empty for fake groups in torch 2.8 and older, where their backend has none.
     """
     with suppress(RuntimeError):
         return group._get_backend(device).name()
@@ -213,7 +213,7 @@ def backend_name(group: ProcessGroup, device: Any) -> str:
 
 
 def sequence_number(group: ProcessGroup) -> int | None:
-    """Return the number of the last operation of `group`; None if its backend numbers none."""
+    """Return the number of the last operation of `group`; None if its backend does not number them."""
     with suppress(RuntimeError):
         return group._get_sequence_number_for_group()  # type: ignore[attr-defined, no-any-return]
     return None
@@ -230,9 +230,9 @@ def collective_methods() -> Iterator[str]:
 
 
 def flight_record() -> dict[str, Any] | None:
-    """Return torch's record of the collectives of this process; None if it keeps none of all backends.
+    """Return torch's record of the collectives of this process; None if torch keeps no record of all backends.
 
-    `_dump_fr_trace_json`: since torch 2.8, which also was the first to record gloo's. torch's own analyzer
+    `_dump_fr_trace_json`: since torch 2.8, the first release that records gloo's collectives. torch's own analyzer
     (torch.distributed.flight_recorder) reads the same record. Without it, reports of hangs and traces name no
     collectives, and deadlocks are found by the test's timeout.
     """
@@ -273,14 +273,10 @@ def compiles_messages() -> bool:
 def watch_operations(before: Callable[[str], None]) -> Any:
     """Return a context manager in which `before` is called with the name of each operation of a process group.
 
-    The name is that of torch's dispatcher, such as ``allreduce_``. The operation is not issued if `before` raises an
+    The name is the dispatcher's, such as ``allreduce_``. The operation is not issued if `before` raises an
     error. `TorchDispatchMode` is not private, but its module is.
 
-    torch.compile compiles nothing in other modes than torch's own, which `is_infra_mode` says since torch 2.5. Compiled
-    code passes its collectives through the dispatcher, too, and operations on fake tensors do not come here.
-
-    `supports_higher_order_operators`: since torch 2.9. Without it, operators such as `flex_attention` raise
-    NotImplementedError in the mode, as in any mode, unless they are compiled.
+    Compiled code passes its collectives through the dispatcher, too, and operations on fake tensors do not come here.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -295,6 +291,9 @@ def watch_operations(before: Callable[[str], None]) -> Any:
         return func(*args, **(kwargs or {}))
 
     skip_in_compiler(dispatch.__code__)
+    # torch.compile compiles nothing in modes that are not torch's own, as `is_infra_mode` says since torch 2.5.
+    # `supports_higher_order_operators`: since torch 2.9. Without it, operators such as `flex_attention` raise
+    # NotImplementedError in the mode, as in any mode, unless they are compiled.
     names = {"is_infra_mode": classmethod(lambda cls: True), "supports_higher_order_operators": True}
     watch: Any = type("Watch", (TorchDispatchMode,), names)
     # torch wraps a method that the class has when it is made, and imports its compiler when the wrapper is called.
@@ -307,7 +306,7 @@ def _script_without_modes() -> None:
     """Make TorchScript record and run functions without the modes of the caller, from now on.
 
     TorchScript, which is deprecated, does not work in a mode: constants reach operators as numbers, and traces fail.
-    Collectives that it issues are not seen.
+    `watch_operations` does not see collectives that TorchScript issues.
     """
     import torch
     from torch.jit import _trace

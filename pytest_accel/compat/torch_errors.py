@@ -1,6 +1,6 @@
-"""Recognizes frequent mistakes in the use of `torch.distributed` by their errors. Does not import torch.
+"""Explanations of frequent mistakes in the use of `torch.distributed`, found by their errors without importing torch.
 
-torch raises ValueError and RuntimeError for them, so that only the texts of its errors can be recognized.
+torch raises ValueError and RuntimeError for them, so they can be recognized only by the texts of the errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FREE_PORT = "the fixture free_port has a port that no other test uses"
 
 
 def explain(error: BaseException, *, grouped: bool, init: bool = False, about_marks: str | None = None) -> str | None:
-    """Return an explanation of `error` or of one of its causes; None if there is none.
+    """Return an explanation of `error` or of one of its causes; None if it is no known mistake.
 
     `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
     without the mark has no explanation for a missing group in one of several processes of a launcher. An assertion

@@ -25,7 +25,7 @@ READ_AT_IMPORT = frozenset(
         *("MKLDNN_VERBOSE", "KINETO_USE_DAEMON"),  # oneDNN, torch/profiler/__init__.py
     }
 )
-"""Variables that torch, or a library that it loads, reads while it is imported, and that tests set; with the source.
+"""Variables that torch, or a library that it loads, reads during the import, and that tests set; with the source.
 
 The variables of allocators are read by builds for these devices only.
 """
@@ -52,6 +52,6 @@ _PREFIXES_READ_LATER = (
 def is_read_later(name: str) -> bool:
     """Return whether the variable `name` has its effect if it is set after the import of torch.
 
-    False for all that are not known. Any package may read them when it is imported.
+    Return False for an unknown variable: any package may read it when it is imported.
     """
     return name in _READ_LATER or name.startswith(_PREFIXES_READ_LATER)

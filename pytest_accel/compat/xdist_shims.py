@@ -13,12 +13,11 @@ from pytest_accel.compat.pytest_shims import Overridden, tear_down_after
 def pass_over_hints(config: pytest.Config, note: Callable[[bool], None]) -> None:
     """Make an xdist worker run no test that is sent with a negative index, which is only a hint at the next test.
 
-    Fixtures that were kept for it are torn down if the test after it does not use them. ``note(is_hint)`` is called
-    before each test that runs, and says whether its next test is a hint.
-
-    xdist has no hook for this. With an implementation of `pytest_runtest_protocol` that runs nothing, the wrappers of
-    other plugins would still be called, for a test without phases.
+    Fixtures that were kept for the hinted test are torn down if the test after it does not use them. ``note(is_hint)``
+    is called before each test that runs, and says whether its next test is a hint.
     """
+    # xdist has no hook for this. An implementation of `pytest_runtest_protocol` that runs nothing was rejected: the
+    # wrappers of other plugins would still be called, for a test without phases.
     own, hook = config, config.hook
     worker = _worker_plugin(config)
 
