@@ -88,7 +88,7 @@ class _Agent:
         self._server: OwnServer | None = None
         """The last fork server."""
         self._failure = ""
-        """The traceback if it could not be started."""
+        """The traceback if the last fork server could not be started."""
         self._spec: SessionSpec | None = None
         """The session's data for the last fork server, with the folder that it uses."""
         self._end: End | None = None
@@ -210,7 +210,7 @@ class _Agent:
                 self._server.kill()
 
     def _start_task(self, work: Coroutine[object, object, None], call: Connection) -> None:
-        """Start a task that uses `call`, and is cancelled when the driver closes this."""
+        """Start a task that uses `call`, and is cancelled when the driver closes `call`."""
 
         def on_end(done: asyncio.Task[None]) -> None:
             self._tasks.discard(done)

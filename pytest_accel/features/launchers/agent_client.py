@@ -56,7 +56,7 @@ class EnvironmentChanges:
         self._before = dict(os.environ)
 
     def __call__(self) -> dict[str, str | None]:
-        """Return the variables that have changed; None for a removed one."""
+        """Return the variables that have changed; None for a removed variable."""
         names = self._before.keys() | os.environ
         changed = {name for name in names if self._before.get(name) != os.environ.get(name)}
         return {name: os.environ.get(name) for name in changed if not name.startswith("PYTEST_CURRENT_TEST")}
@@ -74,19 +74,19 @@ class AgentClient:
         remote: tuple[DriverLink, str] | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`connection` is the one that the agent has opened, and `machine` the name of its machine.
+        """The agent has opened `connection`; `machine` is the name of its machine.
 
         `on_lost` is called in a thread of this object when the connection has ended.
 
         `changes` returns the changes to the agent's environment for a fork server; None removes a variable.
 
         `remote` is the driver's end of the link to the agent's machine, and the agent's name in it. `settings` are
-        those of a session on a cluster, in which the machine counts as lost when the agent ends.
+        given in a session on a cluster, in which the machine counts as lost when the agent ends.
         """
         self.machine = machine
         self.remote = remote is not None
         self.settings = settings
-        """The settings by which the agent leases devices; None: not known yet."""
+        """The settings by which the agent leases devices; None if they are not known yet."""
         self.lost = False
         """True if the connection to the agent has ended."""
         self.machine_loss: str | None = None
@@ -105,7 +105,7 @@ class AgentClient:
         threads.start(self._watch, "accel-agent")
 
     def wait_lost(self) -> str | None:
-        """Wait until the loss of the agent, of which another connection has ended, has been handled.
+        """Wait until the loss of the agent has been handled; another connection to it has ended.
 
         Return the name of the machine, and why it counts as lost; None if it does not.
         """
@@ -113,7 +113,7 @@ class AgentClient:
         return None if self.machine_loss is None else f"{self.machine} ({self.machine_loss})"
 
     def _watch(self) -> None:
-        """Wait until the agent's connection ends, on which it sends nothing more."""
+        """Wait until the agent's connection ends; the agent sends nothing more on it."""
         with suppress(EOFError, OSError):
             self._connection.recv_bytes()
         if self._link is not None:
@@ -216,7 +216,7 @@ class AgentClient:
             reply = await lease.reply
             if reply is None:
                 self.wait_lost()
-                await sleep(0)  # What `on_lost` has posted comes first: a repeated request must not get this machine.
+                await sleep(0)  # The calls of `on_lost` come first: a repeated request must not get this machine.
                 raise LostPlaceError(f"the machine {self.machine} is lost")
             if reply.error:
                 raise (UnfitDevicesError if reply.unfit else PlaceError)(f"{reply.error} (on {self.machine})")

@@ -1,7 +1,7 @@
 """Messages between the driver and the agents of a session under a launcher or on a cluster.
 
-Each request of the driver is a connection of its own, whose first message says what it is for. What the request has,
-such as a lease, it has until the connection ends. So no message needs a number, and no end of a process a message.
+Each request of the driver is a connection of its own, whose first message names its purpose. A request keeps what it
+gets, such as a lease, until the connection ends. So messages need no numbers, and the end of a process no message.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Hello(Struct, frozen=True):
 
 
 class StartServer(Struct, frozen=True, tag=True):
-    """Start a fork server, once the one before has ended. The connection is the server's connection to the driver."""
+    """Start a fork server, once the previous server has ended. The connection becomes the server's to the driver."""
 
     spec: SessionSpec
     environment: Mapping[str, str | None]
-    """The environment variables that the driver's plugins and conftests have changed; None for a removed one."""
+    """The environment variables that the driver's plugins and conftests have changed; None for a removed variable."""
     token: str = ""
     """The path of a file that the driver has created: a machine that finds it shares the driver's file system."""
 
@@ -78,9 +78,9 @@ class LeaseRequest(Struct, frozen=True, tag=True):
     settings: Settings
     demand: WorldDemand
     need: DeviceNeed
-    """The devices on this machine."""
+    """The devices that are needed on this machine."""
     mask: str | None = None
-    """Mask that shows only the devices to lease, as a process without a mask numbers them; None: any devices."""
+    """Mask that shows only the devices to lease, as a process without a mask numbers them; None for any."""
 
 
 class End(Struct, frozen=True, tag=True):

@@ -13,7 +13,7 @@ FILE = "~/.pytest-accel-secret"
 NAMES = f"{VARIABLE} or {FILE}"
 HOW_TO_MAKE_ONE = f"(umask 077; python3 -c 'import secrets; print(secrets.token_hex())' > {FILE})"
 _SHORTEST = 16
-"""Minimum number of characters: whoever reads the network can check guesses."""
+"""Minimum number of characters: an attacker who reads the network can check guesses."""
 _LONGEST = 4096
 """Maximum number of bytes read from the file."""
 
@@ -23,17 +23,20 @@ class SecretError(Exception):
 
 
 class WrongSecret(ConnectionError):
-    """The process that listens did not accept this one: its secret or its job is another, or it is no driver."""
+    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 def driver_key(secret: bytes, job: Sequence[str]) -> bytes:
-    """Return the private key of the driver in `job`, from which follows its public key. No other process has either."""
+    """Return the private key of the driver in `job`, from which its public key follows.
+
+    Only processes that know `secret` have either key.
+    """
     # JSON separates the values, so different values never result in the same text.
     return hmac.digest(secret, json.dumps(["pytest-accel", *job]).encode(), "sha256")
 
 
 def mixed(random: bytes, users: bytes) -> bytes:
-    """Return a secret derived from both, since every process that reaches the agents' store can read the random one."""
+    """Return a secret derived from both, since every process that reaches the agents' store can read `random`."""
     return hmac.digest(random, users, "sha256")
 
 

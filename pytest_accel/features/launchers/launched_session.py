@@ -259,7 +259,7 @@ class LaunchedSession:
 
     @pytest.hookimpl
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Fail a test without a mark under ``--accel-strict``, unless a mark skips it: that hook comes first."""
+        """Fail a test without a mark under ``--accel-strict``, unless a mark skips it: pytest's own hook runs first."""
         if self._strict and MARKED not in item.stash:
             process = self.process
             pytest.fail(

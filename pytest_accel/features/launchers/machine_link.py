@@ -8,11 +8,8 @@ open or from another program.
 
 A connection carries streams, each of the bytes of a local socket at each end. A message is the number of a stream and
 bytes; one without bytes ends the stream. The agent opens one stream, which lasts as long as the agent. All others are
-opened by the driver, and the first bytes name the target (`AgentTarget` or `messages/connect.py`). Number 0 is no
-stream, but pings and the comparison of clocks.
-
-The kernel detects that the other machine is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). zmq's heartbeats were
-rejected: a process that is stopped for a while does not answer them, and would count as lost.
+opened by the driver, and the first bytes name the target (`AgentTarget` or `messages/connect.py`). The number 0 is not
+a stream: it is for pings and for the comparison of clocks.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ _LONGEST = 1 << 24
 _CHUNK = 1 << 16
 """Maximum number of bytes of a stream in one message."""
 _NO_STREAM, _OF_AGENT, _FIRST_OF_DRIVER = 0, 1, 2
-"""The number of pings and clocks, of the stream that the agent opens, and of the first one that the driver opens."""
+"""The number of pings and clocks, of the stream that the agent opens, and of the driver's first stream."""
 _CLOCK = struct.Struct("!d")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WRONG_KEY = 0x11000001
@@ -70,8 +67,8 @@ _OTHER_PROGRAM = "the process that listens there"
 Target = AgentTarget | InspectorTarget | RankTarget
 """The target of a stream of the driver."""
 OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
-"""Returns a socket that is connected to a target, and the descriptor of its process's end, if it is one of a process of
-this machine; raises OSError if there is no such target."""
+"""Returns a socket that is connected to a target and, if the target is a process of this machine, a descriptor that
+becomes readable when the process ends; raises OSError if there is no such target."""
 
 
 class _MachineLink(ABC):
@@ -95,6 +92,9 @@ class _MachineLink(ABC):
             zmq.MAXMSGSIZE: _LONGEST,
             zmq.HANDSHAKE_IVL: _HANDSHAKE_TIMEOUT * 1000,
             zmq.RECONNECT_IVL: -1,
+            # The kernel detects that the other machine is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). zmq's
+            # heartbeats were rejected: a process that is stopped for a while does not answer them, and would count as
+            # lost.
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: _PROBE_INTERVAL,
             zmq.TCP_KEEPALIVE_INTVL: _PROBE_INTERVAL,
@@ -164,6 +164,7 @@ class _MachineLink(ABC):
 
     def _put(self, peer: bytes, number: int, data: bytes) -> bool:
         """Send a message; return False if its receiver is gone."""
+        # Sending may consume the event of a message that has come (zmq_getsockopt(3), ZMQ_FD): look for messages, too.
         self._loop.call_soon(self._receive)
         try:
             self._socket.send_multipart([*([peer] if peer else []), number.to_bytes(4, "big"), data], zmq.NOBLOCK)
@@ -245,7 +246,7 @@ class DriverLink(_MachineLink):
     def __init__(
         self, key: bytes, port: int, answer: Callable[[], socket.socket], on_wrong_secret: Callable[[], None]
     ) -> None:
-        """Listen on all addresses of this machine, at `port`; 0: any. Raise OSError if the port is in use.
+        """Listen on all addresses of this machine, at `port` (any if it is 0). Raise OSError if the port is in use.
 
         `key` is the driver's private key. `answer` returns the connection to the driver for an agent that has called,
         or raises OSError. `on_wrong_secret` is called when a process with another key has called for the first time.
@@ -278,7 +279,7 @@ class DriverLink(_MachineLink):
         self._run_in_thread()
 
     def open(self, agent: str, target: Target, end: socket.socket) -> None:
-        """Connect `end` to a target of the agent with this `AgentLink.name`; it is closed at once if that is lost."""
+        """Connect `end` to a target of the agent with this `AgentLink.name`; close it at once if the agent is lost."""
         self._post(self._open_next, agent.encode(), end, frame(encode(target)))
 
     def listen(self, agent: str, listener: socket.socket) -> None:
@@ -313,6 +314,7 @@ class DriverLink(_MachineLink):
             if self._put(peer, _NO_STREAM, b""):
                 continue
             del self._heard[peer]
+            # An agent that was heard until now has ended; otherwise the kernel has given up on its machine.
             if monotonic() - heard >= _SILENCE - _PROBE_INTERVAL:
                 self.losses[peer.decode()] = f"it did not answer for {_SILENCE} s"
             self._end_streams(peer)
@@ -351,10 +353,10 @@ class AgentLink(_MachineLink):
     """The agent's end of its connection to the driver."""
 
     def __init__(self, own_address: str, address: str, port: int, key: bytes) -> None:
-        """Connect to the driver, whose private key is `key`. The addresses are those of this machine and of its."""
+        """Connect to the driver, which has the private key `key`, at `address`. `own_address` is this machine's."""
         super().__init__(zmq.DEALER, zmq.EVENT_DISCONNECTED | _FAILED)
         self.name = secrets.token_hex(8)
-        """The name of this end at the driver's."""
+        """The name by which the driver addresses this end."""
         self.own_address = own_address.removeprefix("::ffff:")
         self.driver_address = address.removeprefix("::ffff:")
         self.clock = 0.0
@@ -434,7 +436,7 @@ def call(address: str, port: int, key: bytes) -> AgentLink:
 
     Raise OSError or ValueError if that is not possible, and :class:`WrongSecret` if the process that listens refuses.
     """
-    # zmq does not tell why it cannot connect.
+    # zmq does not report why it cannot connect: try without it first.
     with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
         ends = [str(end[0]) for end in (probe.getsockname(), probe.getpeername())]
     link = AgentLink(ends[0], ends[1], port, key)

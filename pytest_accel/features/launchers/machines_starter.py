@@ -1,4 +1,4 @@
-"""The starter of ranks on several machines, or in several launched processes of one."""
+"""The starter of ranks on several machines, or in several launched processes of one machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MachinesTaken:
     remote: dict[int, RemoteLease] = field(default_factory=dict)
     """The leases on devices of other machines, by machine."""
     machines: tuple[int, ...] = ()
-    """The machine of each rank, once the world has its place; empty: all are on this one."""
+    """The machine of each rank, once the world has its place; empty if all are on this machine."""
 
     @property
     def wanted(self) -> bool:
@@ -91,14 +91,12 @@ class StarterOnMachines(ABC, Generic[Own]):
     # Taking and returning
 
     async def _lease(self, taken: Own, needs: Mapping[int, DeviceNeed | None], masks: Mapping[int, str]) -> Own:
-        """Lease the devices of each machine; need None: the CPU slots of this one.
-
-        The machines are asked one after the other, in an order that all sessions have. This prevents deadlocks: of two
-        sessions that need the same machines, the one that gets the first machine also gets the others.
-        """
+        """Lease the devices of each machine, or CPU slots of this machine if its need is None."""
         demand = taken.demand
         machine = 0
         try:
+            # Ask one machine after the other, in an order that all sessions have. This prevents deadlocks: of two
+            # sessions that need the same machines, the session that gets the first also gets the others.
             for machine in self._machines.layout.order(needs):
                 need, mask = needs[machine], masks.get(machine)
                 if machine and need is not None:

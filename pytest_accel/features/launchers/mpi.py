@@ -44,13 +44,13 @@ from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
+"""The variables of Open MPI and of Hydra, the process manager of MPICH and Intel MPI."""
 _POLL_INTERVAL = 0.02
 """Seconds between two looks for processes of a job, and whether ``mpirun`` has ended."""
 _END_TIMEOUT = 5.0
 """Seconds that ``mpirun`` may take to exit after its processes have."""
 _FIRST_SERVER = 1_000_000
-"""The number of the first fork server of a job: larger than those of machines, which may become more."""
+"""The number of the first fork server of a job: larger than the numbers of all machines, even if more join."""
 
 
 class MpiProcess(Struct, frozen=True):
@@ -64,7 +64,7 @@ class MpiStarter(LocalStarter):
     """The starter of worlds on this machine that are MPI jobs."""
 
     def __init__(self, here: LocalStarter, launcher: str, reports: StarterReports) -> None:
-        """`here` has the leases. `launcher` is ``mpirun``, the only one."""
+        """`here` has the leases. `launcher` is always ``mpirun``."""
         super().__init__(here.spec, here.leases, here.spawn, reports)
         self._jobs: dict[int, MpiJob] = {}
         """The jobs that run, by the number of the world."""
@@ -159,7 +159,7 @@ class MpiJob:
                 await self.over.wait()
             elif not self.over.is_set():
                 failure = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{tail(self._log)}"
-        except Exception:  # For example too many open files. It fails only this world.
+        except Exception:  # An error, such as too many open files, fails only this world.
             failure = format_exc()
         finally:
             self._listener.close()
@@ -187,7 +187,7 @@ class MpiJob:
                 await sleep(_POLL_INTERVAL)
 
     def _server_ended(self, number: int, loss: str | None) -> None:
-        """Kill the other fork servers, without which a job cannot go on."""
+        """Kill the other fork servers: a job cannot go on after the loss of one."""
         self._servers.kill_servers(self._servers.running)
         if not self._servers.running:
             self.over.set()

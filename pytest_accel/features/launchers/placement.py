@@ -1,4 +1,4 @@
-"""The placement of a world's ranks: on the machines of a session. Pure functions."""
+"""The placement of a world's ranks on the machines of a session. Pure functions."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Layout:
     def seats(self, ranks: int, machines: int) -> tuple[Seat, ...]:
         """Return the seat of each rank of a world for which there is no `shortage`.
 
-        The world is on as few machines as possible, but at least `machines`. These are the first ones, beginning with
-        the driver's, or the largest ones if the same number of first ones is too small. Ranks are distributed evenly
+        The world is on as few machines as possible, but at least `machines`. These are the first machines, beginning
+        with the driver's, or the largest machines if as many first machines are too small. Ranks are distributed evenly
         over the machines, and the ranks of one machine have consecutive numbers.
         """
         chosen = self._chosen(ranks, machines)

@@ -89,8 +89,8 @@ class Address:
     secret: bytes
     """The user's secret; empty if there is none and the random value in the agents' store suffices."""
     key: str | None
-    """Key under which rank 0 leaves its addresses in the agents' store, which listens at `port`. None: rank 0 itself
-    listens there."""
+    """Key under which rank 0 leaves its addresses in the agents' store, which listens at `port`; None if rank 0
+    itself listens there."""
     job: tuple[str, ...]
     """Distinguishes this job from others with the same secret."""
 
@@ -230,7 +230,7 @@ def gather(
 def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[socket.socket, Greeting] | None:
     """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
 
-    Return None if none has connected within `timeout` seconds, or if the process has sent something else.
+    Return None if no process has connected within `timeout` seconds, or if it has sent something else.
     """
     if not unix_sockets.is_readable(listener.fileno(), max(0.0, timeout)):
         return None
@@ -244,7 +244,7 @@ def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tup
 
 
 def read_greeting(call: socket.socket, form: type[Greeting]) -> Greeting | None:
-    """Return the first message on `call`, which has the type `form`; close `call` if it is another one."""
+    """Return the first message on `call`, which has the type `form`; for another message, close `call`."""
     try:
         unix_sockets.limit_reads(call, _GREETING_TIMEOUT)
         (length,) = LENGTH.unpack(call.recv(LENGTH.size, socket.MSG_WAITALL))
@@ -277,7 +277,7 @@ def _listen_to_machines(process: LauncherEnv, where: Address, path: str, timeout
     """Listen for processes of other machines, which are connected to `path`; raise :class:`RendezvousError` if that is
     not possible.
 
-    The addresses are left in the agents' store if there is one, which may take `timeout` seconds.
+    If the agents have a store, the addresses are left there, which may take `timeout` seconds.
     """
     from pytest_accel.features.launchers.machine_link import DriverLink
 
@@ -360,7 +360,7 @@ def call(
         if path is not None and (connection := _call_here(path, driver)) is not None:
             return connection
         for address in addresses:
-            from pytest_accel.features.launchers import machine_link  # It needs pyzmq.
+            from pytest_accel.features.launchers import machine_link  # Imported here, since it needs pyzmq.
 
             try:
                 link = machine_link.call(address, port, key)
@@ -372,7 +372,7 @@ def call(
                     if monotonic() >= refused_since + _REFUSED_TIMEOUT:
                         raise
                 continue
-            # The driver listens at the path before it does at the port.
+            # The driver listens at the path before it does at the port: if it is on this machine, the path works now.
             if path is not None and (connection := _call_here(path, driver)) is not None:
                 link.close()
                 return connection
@@ -396,7 +396,7 @@ def _call_here(path: str, driver: str) -> Connection | None:
 
 
 def _resolved(address: str) -> str:
-    """Return `address` with what it is on this machine if it is a name: another machine's file may differ."""
+    """Return `address` and, for a name, the addresses that it has on this machine: others may find others."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(address, None)} - {address}
     except (OSError, ValueError) as error:
@@ -408,7 +408,7 @@ def _resolved(address: str) -> str:
 
 
 def _ask_store(where: Address, value: str, timeout: float) -> str:
-    """Set the value in the agents' store to `value`; if that is empty, wait for a value and return it.
+    """Set the value in the agents' store to `value`; if `value` is empty, wait for a value and return it.
 
     A separate process does this: the protocol is torch's, and this process must not import torch.
     """
@@ -436,7 +436,7 @@ def _read_store(where: Address, timeout: float) -> tuple[list[str], int, bytes]:
 
 
 def _addresses(where: Address) -> list[str]:
-    """Return the addresses at which others may reach this machine, beginning with the one used to reach the store."""
+    """Return the addresses at which others may reach this machine; the address that reaches the store is first."""
     found = [address for _, address in own_interfaces()]
     with suppress(OSError), socket.create_connection((where.host, where.port), _PROBE_TIMEOUT) as probe:
         found.insert(0, str(probe.getsockname()[0]))
@@ -444,7 +444,7 @@ def _addresses(where: Address) -> list[str]:
 
 
 def own_interfaces() -> list[tuple[str, str]]:
-    """Return the addresses at which other machines may reach this one, each after the name of its interface."""
+    """Return the addresses at which other machines may reach this machine, each after the name of its interface."""
     entries = [(name, one) for name, interface in psutil.net_if_addrs().items() for one in interface]
     found = [(name, one.address) for name, one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
     return [(name, at) for name, at in found if not at.startswith(("127.", "fe80:")) and at != "::1"]

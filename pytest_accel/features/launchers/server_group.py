@@ -1,4 +1,4 @@
-"""Fork servers that start worlds together: those of launched processes, of several machines, or of an MPI job."""
+"""Fork servers that start worlds together, in launched processes, on several machines, or in an MPI job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ServerGroup:
         """The worlds that have neither started nor been killed, by number."""
 
     def run(self, spawns: Mapping[int, Spawn]) -> None:
-        """Start those of these servers that do not run. Raise OSError if that is not possible."""
+        """Start each of these servers that does not run. Raise OSError if it cannot be started."""
         for number, spawn in spawns.items():
             if number not in self._servers:
                 spec, report = structs.replace(self._spec, server=number), partial(self._report, number)
@@ -68,7 +68,7 @@ class ServerGroup:
         self._servers[server].start(spec, starting.descriptors() if here else (), port)
 
     def kill(self, spec: WorldSpec, after: float) -> None:
-        """Kill the ranks of a world in some seconds; report as killed those that no server was asked to start."""
+        """Kill the ranks of a world in some seconds; report as killed the ranks that no server was asked to start."""
         for number in spec.server_numbers & self._servers.keys():
             self._servers[number].kill(spec.world, after)
         starting = self._starting.pop(spec.world, None)
@@ -82,7 +82,7 @@ class ServerGroup:
             self._servers[number].kill_server()
 
     async def stop(self) -> bool:
-        """Stop all servers, the one of this process last; return False if some of their processes may live on."""
+        """Stop all servers, this process's server last; return False if some of their processes may live on."""
         servers, self._servers = self._servers, {}
         own = servers.pop(0, None)
         stopped = await gather(*(server.stop() for server in servers.values()))
@@ -93,7 +93,7 @@ class ServerGroup:
             self._started(server, message)
             return
         if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
-            for other in self._servers.values():  # None of the world is started.
+            for other in self._servers.values():  # A world starts as a whole or not at all.
                 other.kill(message.world)
         self._reports.report(message)
 
