@@ -2,8 +2,7 @@
 
 A helper process talks to Ray, so that the controller never imports it. Ray reserves a place for each world, an actor on
 each node that is used starts an agent there, and the agent joins the session as one of its machines and forks ranks.
-A node is what Ray calls so: ``ray start`` makes one, and one machine may have several. For the session, each is a
-machine of its own.
+Node is Ray's term: ``ray start`` makes a node, and a machine may have several. For the session, each node is a machine.
 
-It stands on the feature `launchers`: the agents and their connections are those of launched processes.
+This feature uses the agents of the feature `launchers` and their connections.
 """

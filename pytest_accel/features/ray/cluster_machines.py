@@ -61,7 +61,7 @@ class ClusterMachines:
     """
 
     def __init__(self, settings: Settings, rootdir: str, on_lost: Callable[[int, str], None]) -> None:
-        """`settings` are those by which agents lease the devices of their machines.
+        """Agents lease the devices of their machines by `settings`.
 
         `rootdir` is the suite's root directory: a machine whose files differ is not used.
 
@@ -97,7 +97,7 @@ class ClusterMachines:
         return Invitation(number, addresses, self._link.port, self._key.hex(), self._rootdir, variable)
 
     def joined(self, number: int) -> Future[None]:
-        """Return a future that is done once the agent of a machine has joined, and fails if that cannot be."""
+        """Return a future that is done once the agent of a machine has joined, and fails if it cannot join."""
         return self._joined.setdefault(number, self._loop.create_future())
 
     def lose(self, number: int, why: str) -> None:
@@ -152,7 +152,7 @@ class ClusterMachines:
             self._post(self._join, Connection(call.detach()), hello, self._difference(hello))
 
     def _difference(self, hello: NodeHello) -> str | None:
-        """Return how the code on the machine of an agent differs from that of the controller; None if it does not."""
+        """Return how the code on the machine of an agent differs from the controller's; None if it does not."""
         if difference(self._code, hello.code) is not None:
             self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
         found = difference(self._code, hello.code)

@@ -55,7 +55,7 @@ class Cluster(Protocol):
     async def end(self, reason: str | None) -> str:
         """Wait for the end of the helper, which has closed the connection; return why no request can be met any more.
 
-        `reason` is what the helper has said.
+        `reason` is the reason that the helper has given, or None.
         """
 
     def kill(self) -> None:
@@ -69,7 +69,7 @@ class PlaceTaken(MachinesTaken):
     number: int = 0
     placed: Future[PlaceReserved] = field(default_factory=lambda: get_running_loop().create_future())
     why: str = ""
-    """Why the request waits; empty: it may get a place at once."""
+    """Why the request waits; empty if it may get a place at once."""
     waiting: Mapping[int, PlaceTaken] = field(default_factory=dict)
     """The requests of the session that wait for a place."""
 
@@ -138,7 +138,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 await self._wait_joined(machine)
             return place
         except BaseException:
-            self._send(ReleasePlace(taken.number))  # It may have got a place at this moment.
+            self._send(ReleasePlace(taken.number))  # The request may have got a place at this moment.
             raise
         finally:
             del self._placing[taken.number]
@@ -171,7 +171,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
         self._send(ReleasePlace(taken.number))
 
     def _make_room(self, key: WorldKey) -> None:
-        """Have worlds free as many devices, or ranks, of places as a request for `key` needs."""
+        """Have worlds give back places with as many devices, or ranks, as a request for `key` needs."""
         missing = _size(key)
         for taken in list(self._taken):
             if self._reports.wanted(taken):
@@ -214,7 +214,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 self._failure = reason
             case PlaceReserved(request_id) | PlaceWaits(request_id) | PlaceFailed(request_id):
                 found = self._placing.get(request_id)
-                if found is not None and not found.placed.done():  # Otherwise it was cancelled, and is given back.
+                if found is not None and not found.placed.done():  # Else it was cancelled, and its place is given back.
                     self._answer(found, message)
 
     def _answer(self, placing: PlaceTaken, answer: PlaceReserved | PlaceWaits | PlaceFailed) -> None:

@@ -25,7 +25,7 @@ class NodeActor:
     async def run_agent(self, version: str, invitation: bytes) -> str:
         """Run the agent, and return how it ended, with the end of its output.
 
-        `version` is that of the controller's pytest-accel.
+        `version` is the controller's version of pytest-accel.
         """
         if version != __version__:
             return f"was not started: pytest-accel {__version__} is installed there, and {version} in the session"
@@ -51,7 +51,7 @@ class NodeActor:
 # With Ray's default for `max_calls`, a process of Ray exits after a task that uses GPUs.
 @ray.remote(num_cpus=0, max_calls=0, max_retries=0)  # type: ignore[untyped-decorator]
 def device_ids(resource: str) -> list[str]:
-    """Return the ids of this task's devices: values of the mask, as a process without it numbers them.
+    """Return the ids of this task's devices: values of the mask, as a process without a mask numbers them.
 
     Only a task in a bundle can ask Ray for them. The process that runs it is used again for later bundles.
     """
@@ -63,12 +63,12 @@ def _node_environment() -> dict[str, str]:
     """Return the environment in which the node was started (``ray start``).
 
     The actor's own has additional variables, among them ``OMP_NUM_THREADS=1``, masks that hide devices, and
-    ``PYTHONBREAKPOINT``. The environment is that of the parent process, which is Ray's own. An ``LD_PRELOAD`` of
-    Ray's memory allocator is removed, because it is meant for that process only.
+    ``PYTHONBREAKPOINT``. So this reads the environment of the parent process, which is Ray's own.
     """
     environment = psutil.Process(os.getppid()).environ()
     for name in _OF_RAY:
         environment.pop(name, None)
+    # Ray's memory allocator is meant for the parent process only.
     if environment.get("LD_PRELOAD", "").startswith(os.path.dirname(ray.__file__)):
         del environment["LD_PRELOAD"]
     return environment

@@ -14,7 +14,7 @@ from pytest_accel.features.ray.ray_resources import RayNode
 
 
 class AgentEnded(Struct, frozen=True, tag=True):
-    """An agent has ended, could not be started or may not join. The next place on its node needs a new one."""
+    """An agent has ended, could not be started or may not join. The next place on its node needs a new agent."""
 
     machine: int
     reason: str

@@ -45,7 +45,7 @@ _UNREPORTED_WAIT = 0.2
 _LOOK_INTERVAL = 0.5
 """Seconds between two checks of the cluster's nodes, and of the reason why a request waits."""
 _SETTLE_TIME = 0.12
-"""Seconds until the cluster's head knows of released resources (it is told each 0.1 s). A group that is requested
+"""Seconds until the cluster's head knows of released resources (reports come every 0.1 s). A group that is requested
 earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
 _READY_TIMEOUT = 120.0
 """Seconds in which the nodes of a place must name its devices: Ray starts processes for this."""
@@ -62,7 +62,7 @@ class _Agent:
     node: RayNode
     actor: Any
     run: Task[None] | None = None
-    """Waits for its end, once it is started."""
+    """The task that waits for the agent's end; None until the agent is started."""
 
 
 class Places:
@@ -75,10 +75,10 @@ class Places:
         self._tasks: dict[int, Task[None]] = {}
         """The requests and the places, by the id of the request."""
         self._agents: dict[int, _Agent] = {}
-        """By the number of the machine."""
+        """The agents, by the number of their machine."""
         self._last_machine = 0
         self._waiting: set[Future[Any]] = set()
-        """Done when Ray has created a group for a request. They are cancelled when resources are released."""
+        """Futures that are done when Ray has created a request's group, and cancelled when resources are released."""
         self._settled = 0.0
         """The time from which on the cluster's head knows of all resources that were released."""
         self._look()
@@ -154,7 +154,7 @@ class Places:
         self._lose(agent.machine, f"the agent on {agent.node.name} {end}")
 
     def _lose(self, machine: int, why: str) -> None:
-        """Kill an agent, and report its end; the next place on its node needs a new one. No-op if it has ended."""
+        """Kill an agent, and report its end; the next place on its node needs a new agent. No-op if it has ended."""
         agent = self._agents.pop(machine, None)
         if agent is not None:
             step("the agent of machine %d has ended: %s", machine, why)
@@ -168,7 +168,7 @@ class Places:
         try:
             await self._hold(request)
         except (PlaceError, ray.exceptions.RayError) as error:
-            self._look()  # Ray reports the end of a process before that of its node.
+            self._look()  # Ray reports the end of a process before the end of its node.
             self._tasks.pop(request.request_id, None)
             is_lost = not isinstance(error, PlaceError) or isinstance(error, LostPlaceError)
             self._send(PlaceFailed(request.request_id, str(error), is_lost))

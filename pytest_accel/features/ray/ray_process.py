@@ -1,7 +1,7 @@
 """The program of the helper process that talks to Ray for the controller, which never imports ray.
 
-In the controller, Ray's connection would be that of the tests that use Ray themselves, and Ray ends the process that is
-connected to a head that is lost.
+In the controller, tests that use Ray themselves would share this connection, and Ray would end the process if the
+cluster's head is lost.
 
 The helper is what Ray calls a driver: Ray removes its placement groups and actors when it exits. The helper exits when
 its connection to the controller is closed, or when the controller exits.
@@ -37,7 +37,7 @@ _SETTINGS = {
 def main(descriptor: int, parent: int, address: str) -> None:
     """Serve the controller, the process `parent`, over the connection with this `descriptor`.
 
-    `address` is that of the cluster: ``HOST:PORT``, or ``auto`` for that of this machine.
+    `address` is the cluster's: ``HOST:PORT``, or ``auto`` for the cluster of this machine.
     """
     prctl.die_with_parent(parent)
     log.start_here("Ray client")
@@ -112,8 +112,8 @@ def _can_scale(ray: Any) -> bool:
     """Return whether an autoscaler can add nodes to the cluster.
 
     Ray's monitor of a cluster without an autoscaler calls the type of each node ``node_ID``. There is no public
-    function for this. The sources are those of ``ray status``: the report of version 1 of the autoscaler, and the state
-    of version 2, in which the counter `autoscaler_version` is 0 if there is no such autoscaler.
+    function for this. The sources are the same as for ``ray status``: the report of version 1 of the autoscaler, and
+    the state of version 2, in which the counter `autoscaler_version` is 0 if there is no such autoscaler.
     """
     status = import_module("ray.experimental.internal_kv")._internal_kv_get(b"__autoscaling_status")
     report = json.loads(status).get("autoscaler_report") if status is not None else None

@@ -134,12 +134,13 @@ def _amount(key: WorldKey, resource: str, ranks: int) -> float:
     """Return the amount of the resource for `ranks` ranks on one node.
 
     Ray divides only GPUs, and only single ones: an amount above 1 is a whole number. Ranks that share devices get one
-    device as long as their shares fit on it. Ray does not know the memory of devices, so a share in bytes takes the
-    whole device. Ranks that cannot use one device together (`sets` is 1) need a device each, whatever their share.
+    device as long as their shares fit on it.
     """
     if key.need is None:
         return ranks
     share = key.need.share.fraction if key.need.share is not None else None
+    # Ray does not know the memory of devices, so a share in bytes takes the whole device. Ranks that cannot use one
+    # device together (`sets` is 1) need a device each, whatever their share.
     if share is None or resource != "GPU" or (key.need.sets == 1 and key.need.count > 1):
         return ranks * key.devices_per_rank
     if key.devices_per_rank == 1 and ranks * share <= 1:
@@ -169,10 +170,10 @@ def _models(key: WorldKey, resource: str, nodes: Iterable[RayNode], models: Iter
 
 
 class RayMachine(Machine):
-    """The devices of all nodes of a Ray cluster, in place of those of one machine.
+    """The devices of all nodes of a Ray cluster, in place of one machine's.
 
     Ray does not know the memory and the capability of devices: an agent compares these when it leases them. Slots of
-    the kind ``cpu`` and named resources are those of this machine, since no cluster places them.
+    the kind ``cpu`` and named resources are this machine's, since no cluster places them.
     """
 
     def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
@@ -201,7 +202,7 @@ class RayMachine(Machine):
         return None if self._can_scale else bundles.shortage(self._nodes)
 
     def _inventory(self, spec: KindSpec) -> Inventory:
-        """Return the devices of the kind of `spec`; with ``auto``, of the first that torch can use."""
+        """Return the devices of the kind of `spec`; with ``auto``, of the first kind that torch can use."""
         if spec.name == "none":
             return self._own.session
         if spec.name != "auto":

@@ -13,7 +13,7 @@ _PACKAGES = ("pytest-accel", "pytest", "torch")
 _NO_CODE = {"__pycache__", "node_modules", "site-packages"}
 """Names of folders without code of the suite."""
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-"""Names in the folder of a virtual environment, and of one of conda."""
+"""Names in the folder of a virtual environment, and in the folder of a conda environment."""
 _NAMED = 3
 """Maximum number of packages and files that a message names."""
 
@@ -28,13 +28,13 @@ def suite_code(rootdir: str) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     for path in _python_files(rootdir):
-        with suppress(OSError), open(path, "rb") as file:  # It may have been deleted, or be unreadable.
+        with suppress(OSError), open(path, "rb") as file:  # The file may have been deleted, or be unreadable.
             found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
     return found
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """Return how the code `there`, on another machine, differs from that of this machine; None if it does not."""
+    """Return how the code `there`, on another machine, differs from the code on this machine; None if it does not."""
     names = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
     if not names:
         return None
