@@ -1,14 +1,10 @@
 """Calls of the kernel, and the failures of calls that a fake process group cannot serve. Runs in ranks only.
 
-A receive leaves its buffer as it is, and a send that nobody receives completes. Functions that exchange objects read
-sizes from uninitialised memory, or return one rank's object as that of each, so that a comparison of the ranks always
-passes. These are refused, except for a broadcast from this rank, after which a real rank has the same objects.
-
-Collectives of tensors are not: they leave this rank's own data, or copies of it, in their results (older releases of
-torch leave some results uninitialised). The results could be filled with NaN instead, so that no comparison of values
-passes. That was rejected: a loss of NaN changes what the code under test does (loss scaling, checks for finite
-gradients), integers have no NaN, and some of them are sizes (of the tokens for each expert). On the meta device there
-are no values, and reading one is an error.
+Messages and functions that exchange objects are refused. Collectives of tensors are not: they leave this rank's own
+data, or copies of it, in their results (older releases of torch leave some results uninitialised). Filling the
+results with NaN, so that no comparison of values passes, was rejected: a loss of NaN changes what the code under test
+does (loss scaling, checks for finite gradients), integers have no NaN, and some of them are sizes (of the tokens for
+each expert). On the meta device there are no values, and reading one is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 class _RefusedCalls:
     """Pytest plugin of a rank that fails a phase if the exception of a refused call was handled, or lost in a thread.
 
-    The call may be that of a test, a fixture or a library. One in a thread counts for the phase that runs at the time.
+    A test, a fixture or a library may make the call. A call in a thread counts for the phase that runs at the time.
     """
 
     def __init__(self, folder: str) -> None:
@@ -104,6 +100,9 @@ def pytest_accel_open_fake_group(context: RankContext) -> Store:
         def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             function, code, line = find_place(name, _getframe(1))
+            # A receive would leave its buffer as it is, and a send that nobody receives would complete. Functions that
+            # exchange objects would read sizes from uninitialised memory, or return one rank's object for each, so that
+            # a comparison of ranks always passes. After a broadcast from this rank, a real rank has the same objects.
             is_of_objects = "_object" in function and not (name == "broadcast" and args[1].rootRank == self.rank())
             if name in _MESSAGES or is_of_objects:
                 calls.refuse(f"{function} {why}", code.co_filename, line)

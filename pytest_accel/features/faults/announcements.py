@@ -1,4 +1,4 @@
-"""The methods of the fixture `faults`: how ranks of a test end is announced, and faults are planned. In ranks only."""
+"""The methods of the fixture `faults`, which announce the ends of a test's ranks and plan faults. In ranks only."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Faults:
     call returns when all ranks have made it. An announced end that does not come fails the test.
 
     A planned fault happens before a collective or message of the test: `at` is a function of `torch.distributed`
-    (``"all_reduce"``; None: any), and `n` the number of its call on that rank, from now on. Collectives of
-    DistributedDataParallel, FSDP, DTensor and compiled code count, too. They are seen at torch's dispatcher, with a
-    `TorchDispatchMode`, in the test's own thread. A planned fault that does not happen fails the test, also if its rank
+    (``"all_reduce"``, or None for any), and `n` the number of its call on that rank, from now on. Collectives of
+    DistributedDataParallel, FSDP, DTensor and compiled code count, too. A `TorchDispatchMode` sees them at torch's
+    dispatcher, in the test's own thread. A planned fault that does not happen fails the test, also if its rank
     has ended as announced.
     """
 
@@ -55,7 +55,7 @@ class Faults:
         self._failed_checks = 0
         self._note_failed_checks()
         if "torch" in modules:
-            self._watch()  # Modes must end in the reverse order, and the test may plan faults in another one.
+            self._watch()  # Modes end in the reverse order, so this must begin before any of the test's.
 
     def expect_exit(self, rank: int, *, status: int | None = None, signal: str | int | None = None) -> None:
         """Announce that the process of `rank` exits with `status`, or that `signal` (``"SIGKILL"``) kills it."""
@@ -79,10 +79,10 @@ class Faults:
         self._announce(ExpectedEnd(rank, after=float(after)))
 
     def expect_device_error(self, rank: int | None = None, text: str = "") -> None:
-        """Announce that the test fails on `rank` (None: on each) with an error of its device that contains `text`.
+        """Announce that the test fails on `rank` (on each if None) with an error of its device that contains `text`.
 
-        The error may be raised in the test, or by work for which the test has not waited. It is recognized by its
-        class, which torch has since 2.8.
+        The error may be raised in the test, or by work for which the test has not waited. The error is recognized by
+        its class, which torch has since 2.8.
         """
         __tracebackhide__ = True
         if not isinstance(text, str):
@@ -127,7 +127,7 @@ class Faults:
         self._watch()
 
     def _announce(self, *ends: ExpectedEnd, faults: Sequence[Fault] = ()) -> None:
-        """Tell the driver, then wait until the other ranks have told it the same ends. Raise ValueError if they differ.
+        """Tell the driver, then wait until the other ranks have done so. Raise ValueError if their ends differ.
 
         Raise ValueError, too, for ends that cannot be judged, and RuntimeError outside of the call of a test.
         """
@@ -145,12 +145,12 @@ class Faults:
             raise RuntimeError("ends can be announced, and faults planned, only in the first run of a test's own code")
         self._ends += ends
         self._faults += faults
-        # Before the exchange: when it returns, the driver's connections have the announcements of all ranks.
+        # Before the exchange: when that returns, the driver's connections have the announcements of all ranks.
         self._tell()
         if not ends or size == 1:
             return
         each = [json.decode(value, type=tuple[ExpectedEnd, ...]) for value in self._gather(json.encode(ends))]
-        # Rank 0 serves the store: it must not end before the others have read.
+        # Rank 0 serves the store: it must not end before the others have read the announcements.
         self._gather(b"") if context.rank == 0 else self._gather.put(b"")
         if any(one != ends for one in each):
             raise ValueError(no_agreement(each))

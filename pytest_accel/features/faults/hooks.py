@@ -32,7 +32,7 @@ def pytest_accel_around_call(context: RankContext) -> AbstractContextManager[obj
     """Return a context manager in which this rank is delayed for a random time before each collective and message."""
     if "torch" not in modules:
         return nullcontext()
-    # The delays of a test do not depend on the tests before it: its rerun alone has the same.
+    # The delays of a test do not depend on the tests before it: a rerun of it alone has the same delays.
     random = Random(f"{find(context.config, JITTER)}/{context.rank}")
     return watch(lambda function: sleep(random.uniform(0, _LONGEST_DELAY)))
 

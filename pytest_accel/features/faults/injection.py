@@ -1,13 +1,12 @@
 """Faults that are injected before collectives and messages of a rank. Runs in ranks only.
 
-They are seen at torch's dispatcher, through a `TorchDispatchMode` (`torch_api.watch_operations`), as by torch's own
-`CommDebugMode`. Each function of `torch.distributed` passes there, and so do the collectives of code in C++:
-those of DistributedDataParallel, of FSDP, of DTensor, of functional collectives and of compiled code. Methods of the
-process group that are replaced (`rank/operations.py`) would miss these. A mode belongs to one thread: operations of
-other threads are not seen, except those of autograd, which takes the modes along.
+A `TorchDispatchMode` (`torch_api.watch_operations`) sees operations at torch's dispatcher, as torch's own
+`CommDebugMode` does. Each function of `torch.distributed` passes there, and so do the collectives of code in C++: of
+DistributedDataParallel, FSDP, DTensor, functional collectives and compiled code. Replaced methods of the process group
+(`rank/operations.py`) would miss these. A mode belongs to one thread: it does not see operations of other threads,
+except autograd's, which takes the modes along.
 
-The driver knows which faults have not come, and fails the test for them (`verdict/judgement.py`). The rank could not do
-so if it has ended.
+The driver fails the test for faults that have not come (`verdict/judgement.py`): their rank may have ended.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _OPERATIONS = {
 """The function of `torch.distributed` for each operation of torch's dispatcher, without underscores around its name.
 
 The functions themselves are keys, too, also those that the dispatcher sees under another function's name (``isend``),
-and those that torch 2.13 has renamed: a test may give each of these names.
+and functions that torch 2.13 has renamed: a test may give each of these names.
 """
 
 
@@ -48,7 +47,7 @@ class Fault:
     def __init__(self, what: str, at: str | None, number: int | None, act: Callable[[], object]) -> None:
         """`what` describes it for messages (``delay``); `at` and `number` are arguments of the test.
 
-        Raise ValueError if there is no function `at` (None: any), or `number` is not a number of calls (None: each).
+        Raise ValueError unless `at` is a function, or None for any, and `number` an int >= 1, or None for each call.
         """
         __tracebackhide__ = True
         if at is not None and at not in _OPERATIONS:
@@ -68,7 +67,7 @@ class Fault:
         return self.calls >= (self.number or 1)
 
     def __str__(self) -> str:
-        # Not "all_reduce #3": reports call the third collective of a group so, also if the others were no all_reduce.
+        # Not "all_reduce #3": in reports, this is the third collective of a group, whatever the first two were.
         function = self.at or "any operation"
         before = function if self.number is None else f"call {self.number} of {function}"
         times = "called once" if self.calls == 1 else f"called {self.calls} times" if self.calls else "never called"
@@ -84,7 +83,7 @@ def watch(before: Callable[[str], None]) -> AbstractContextManager[Any]:
     def before_operation(operation: str) -> None:
         __tracebackhide__ = True
         function = _OPERATIONS.get(operation.strip("_"))
-        if function is not None:  # Others are no collective or message, such as the wait for one.
+        if function is not None:  # Others, such as waits, are no collective or message.
             before(function)
 
     watching: AbstractContextManager[Any] = torch_api.watch_operations(before_operation)
