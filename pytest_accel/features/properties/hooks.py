@@ -35,7 +35,7 @@ def pytest_accel_around_call(context: RankContext) -> Iterator[None]:
             if core.global_force_seed is None:
                 seed = hmac.digest(context.spec.secret, b"%d" % context.tests, "sha256")
                 patch.setattr(core, "global_force_seed", seed)
-            # Hypothesis draws constants of the suite's modules that a rank has imported, which may be others on each.
+            # Hypothesis draws constants of the suite's modules that a rank has imported, and ranks may import others.
             patch.setattr(providers, "_get_local_constants", lambda: providers.Constants(), raising=False)
         elif context.spec.ranks > 1:
             warn("pytest-accel does not know this release of Hypothesis: each rank draws its own examples")
@@ -43,7 +43,7 @@ def pytest_accel_around_call(context: RankContext) -> Iterator[None]:
 
 
 def _equal(own: Any) -> Any:
-    """Return the settings `own` as far as they have the same effect on all ranks; warn about the user's others."""
+    """Return `own` without settings that may have other effects on each rank; warn about those of the user."""
     phases = tuple(phase for phase in own.phases if phase in (Phase.explicit, Phase.generate))
     changes: dict[str, Any] = {"database": None, "deadline": None, "phases": phases}
     for name, value in changes.items():

@@ -34,7 +34,7 @@ def pytest_accel_configure_rank(config: pytest.Config) -> None:
 
 
 def pytest_accel_read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
-    """Store the leases of each test with the mark; return the errors of those whose marks are wrong."""
+    """Store the leases of each test with the mark; return an error for each test whose marks are wrong."""
     errors: dict[pytest.Item, str] = {}
     for item in items:
         if DRIVER_LEASES not in item.stash and (marks := tuple(item.iter_markers(NEEDS))):
@@ -90,7 +90,7 @@ class _LeaseHooks(_Fixture):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> None:
-        """Register the hooks after those of all other plugins: they must wait before these begin with a test."""
+        """Register these hooks after all other plugins' hooks: they must get the leases before others begin a test."""
         plugins = self._session.config.pluginmanager
         plugins.unregister(self)
         plugins.register(self, _PLUGIN)
@@ -136,7 +136,7 @@ class _LeaseHooks(_Fixture):
                     self.devices += spec.devices
             except PlaceError as error:
                 raise remote_exceptions.not_run(str(error)) from None
-        elif MARKED not in item.stash:  # An item with marks of the kernel says so itself.
+        elif MARKED not in item.stash:  # For an item with marks of the kernel, the kernel reports it.
             if self._session.settings.strict:
                 raise remote_exceptions.not_run(f"{leases.missing} (--accel-strict)")
             pytest.skip(leases.missing)
@@ -149,7 +149,7 @@ class _LeaseHooks(_Fixture):
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Compare before the call, for marks of fixtures and hooks, and after it, for those of the test itself."""
+        """Check marks before the call, for changes by fixtures and hooks, and after it, for changes by the test."""
         __tracebackhide__ = True
         _check_marks(item)
         result = yield
@@ -171,7 +171,7 @@ class _LeaseHooks(_Fixture):
 
 
 def _check_marks(item: pytest.Item) -> None:
-    """Fail a test whose marks have changed since its collection: it does not have what they say."""
+    """Fail a test whose marks have changed since its collection: its leases do not match them."""
     leases = item.stash.get(DRIVER_LEASES, None)
     if tuple(item.iter_markers(NEEDS)) != (() if leases is None else leases.marks):
         from pytest_accel import late_marks

@@ -20,7 +20,7 @@ from pytest_accel.hardware.matching import shortfall
 def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
     """Return the leases of a test with these `marks`, or why it can have none.
 
-    They are sorted by name: all tests request them in one order. Of each name, the most that any mark gives counts.
+    For each name, the largest number in any mark counts.
     Raise :class:`MarkError` for an argument that is not allowed.
     """
     names = tuple(machine.resources)
@@ -42,6 +42,7 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
                 )
             count = _count(f"{head}: {name}", value, machine.of(name).devices[0])
             counts[name] = max(count, counts.get(name, 0))
+    # Sorted by name: all tests request their leases in one order.
     needs = {name: DeviceNeed(count, kind=name) for name, count in sorted(counts.items())}
     keys = tuple(WorldKey(name, need, 0, grouped=False) for name, need in needs.items())
     missing = filter(None, (shortfall(need, machine.of(name)) for name, need in needs.items()))
@@ -49,7 +50,7 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
 
 
 def _pairs(argument: Any) -> list[tuple[Any, object]]:
-    """Return the names in an argument, each with its number; None, which means one, for a single name."""
+    """Return the names in an argument, each with its number, or with None if the argument is only a name."""
     return list(argument.items()) if isinstance(argument, Mapping) else [(argument, None)]
 
 

@@ -1,4 +1,4 @@
-"""Calls of the kernel: tests with lists in their marks are to be divided, or a number for "all" is to be found."""
+"""Calls of the kernel: divide tests with lists in their marks, and find the number for "all"."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: boo
 
 
 def _variants(node: Any, mark: pytest.Mark | None, selectable: bool) -> Iterator[tuple[str, Any]]:
-    """Yield a copy of `node` for each combination of entries, after the part of its id; `node` itself if there is none.
+    """Yield the part of the id and a copy of `node` for each combination of entries; `node` itself if it has no lists.
 
     A parameter ``world_size`` of the test itself chooses among the sizes.
     """
