@@ -1,4 +1,4 @@
-"""Calls of the kernel: adds marks to tests, runs those of torch's harness in ranks, and starts spawned processes."""
+"""Calls of the kernel: add marks to tests, run tests of torch's harness in ranks, and start spawned processes."""
 
 from __future__ import annotations
 

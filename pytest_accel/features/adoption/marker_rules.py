@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 def parse(line: str) -> Rule:
-    """Return the rule in `line`, with arguments by name, as ``-m`` compares them. Raise ValueError if it is none."""
+    """Return the rule in `line`, with arguments by name, as ``-m`` compares them. Raise ValueError if it has none."""
     pattern, _, text = (part.strip() for part in line.partition(": "))
     try:
         call = ast.parse(text, mode="eval").body

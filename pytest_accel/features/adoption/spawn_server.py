@@ -1,8 +1,8 @@
 """The process from which spawned processes are forked, and what each of them does first and last.
 
-The standard library's fork server (``multiprocessing.forkserver``) imports this module, which makes the process fit for
-that, and then forks. A spawned process has a new interpreter; so that its function sees no difference, a forked process
-first gets what a new one would have: the environment and output of the process that starts it, and random states of
+The standard library's fork server (``multiprocessing.forkserver``) imports this module, which prepares the server, and
+then forks. A spawned process has a new interpreter; so that its function sees no difference, a forked process first
+gets the state of a new interpreter: the environment and output of the process that starts it, and random states of
 its own. It unpickles and runs its function by the standard library's code.
 """
 
@@ -35,7 +35,7 @@ The standard library passes only names of modules to its fork server.
 
 def _prepare_server(path: list[str], modules: list[str]) -> None:
     """Import what the processes need, in the server; exit with an error if it must not be forked after that."""
-    prctl.become_subreaper()  # Else no process could be found any more whose parent has exited.
+    prctl.become_subreaper()  # Otherwise processes whose parent has exited could not be found.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # A process registers its handler when it has been forked.
     sys.path[:] = path
@@ -68,6 +68,7 @@ class Beginning:
 
 
 def _begin(data: dict[str, Any], environment: dict[str, str], stdout: Any, stderr: Any, stacks: Any) -> dict[str, Any]:
+    """Make this forked process like a new interpreter; return `data`."""
     for passed, standard in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor := passed.detach(), standard)
         os.close(descriptor)
@@ -78,8 +79,8 @@ def _begin(data: dict[str, Any], environment: dict[str, str], stdout: Any, stder
     gc.enable()
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # Python reseeds its own generators, and torch's have a constant seed.
-    # The server must see the end of the process that uses it, and this process starts a server of its own if it needs
-    # one: its processes would have the wrong environment.
+    # Close the descriptor, since the server must see the end of the process that uses it. This process starts a server
+    # of its own if needed: processes of the inherited server would have the wrong environment.
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_address = server._forkserver_alive_fd = None
@@ -91,7 +92,7 @@ def _begin(data: dict[str, Any], environment: dict[str, str], stdout: Any, stder
 
 
 class SpawnedProcess:
-    """A process with the exit of an interpreter. The process that runs it unpickles it, and calls its method."""
+    """A process that exits as an interpreter does. The forked process unpickles it and calls `_bootstrap`."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process: Any = process

@@ -1,8 +1,8 @@
 """Spawned processes of tests, forked from a process that has imported torch: ``accel_adopt = spawn``.
 
 A new interpreter that imports torch takes seconds, a fork milliseconds. While a test runs, processes of
-multiprocessing's start method ``spawn`` are started here. Only their start is replaced: what pickles their function,
-joins them and reports their end is the code of the standard library and of torch. So a function runs as in a new
+multiprocessing's start method ``spawn`` are started here. Only their start is replaced: the standard library and torch
+still pickle their function, join them and report their end. So a function runs as in a new
 interpreter, whether `torch.multiprocessing.spawn`, a list of processes, a pool or a manager has started it.
 """
 
@@ -64,7 +64,7 @@ class Spawning:
         self._settings = options.settings(config) if session is None else session.settings
         self._pid = os.getpid()
         self._servers: dict[object, _Server] = {}
-        """By the settings that a new interpreter reads before it could get them from the process that starts it."""
+        """The servers, by the settings that a new interpreter reads before it gets data from its parent."""
         self._broken: Exception | None = None
         """The error if a server has ended, as it does if it must not be forked."""
         self._running: list[_Popen] = []
@@ -73,7 +73,7 @@ class Spawning:
         self._lease: tuple[int, tuple[Device, ...]] | None = None
         """Number and devices of the lease."""
         self._users: list[BaseProcess] = []
-        """The processes that use the lease after the call that has started them."""
+        """The processes that may use the lease after the end of the call that has started them."""
         self._others: Counter[str] = Counter()
         """Numbers of processes that multiprocessing itself has started, by reason."""
 
@@ -265,17 +265,17 @@ class _TimeLimit:
         """Held to end the phase, and to interrupt it."""
         self._over = False
         self.report: str | None = None
-        """The stacks of all processes, once the time is over."""
+        """The stacks of all processes, once the phase has timed out."""
 
     def begin(self) -> None:
-        """Start the time, if it has not been started."""
+        """Start the limit, if it has not been started."""
         if self._timer is None and threading.current_thread() is threading.main_thread():
             self._timer = threading.Timer(self._seconds, self._interrupt)
             self._timer.daemon = True
             self._timer.start()
 
     def end(self) -> None:
-        """End the time. Raise KeyboardInterrupt if it was over before."""
+        """End the limit. Raise KeyboardInterrupt if the time was over before."""
         with self._lock:
             self._over = True
         if self._timer is not None:

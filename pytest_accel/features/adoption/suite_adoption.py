@@ -63,7 +63,7 @@ class Adoption:
         return report
 
     def _apply_rules(self, item: pytest.Item) -> None:
-        """Add the marks of all rules that match `item` and whose mark of the plugin's it lacks."""
+        """Add the marks of all rules that match `item`, except marks that it already has from the plugin."""
         for rule in self._rules:
             if rule.matches(item.nodeid):
                 self._unmatched.pop(rule.line, None)

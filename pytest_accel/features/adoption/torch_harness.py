@@ -85,7 +85,7 @@ class HarnessInRank:
         context, key = self._context, f"adopted {self._context.tests} start"
         store: Any = context.signed_store
         if function in case.skip_return_code_checks or function in case.special_return_code_checks:
-            if context.rank == 0:  # Its processes are to die: as in torch, they are new ones.
+            if context.rank == 0:  # Its processes are to die: start new ones, as torch does.
                 self._start_processes(case, process)
                 self._join_processes(case, function)
             return
