@@ -38,6 +38,7 @@ def candidates(need: DeviceNeed, inventory: Inventory) -> tuple[Device, ...]:
 def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     """Return, in one sentence, why `inventory` can never meet `need`; None if it can once its devices are free."""
     able = candidates(need, inventory)
+    # A device may be in several sets of `need` if it has as many shares, but only once in each set.
     places = sum(min(need.sets, WHOLE // (parts(need.share, device) or WHOLE)) for device in able)
     if places >= need.count and len(able) >= need.count // need.sets:
         return None

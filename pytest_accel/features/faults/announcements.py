@@ -55,7 +55,7 @@ class Faults:
         self._failed_checks = 0
         self._note_failed_checks()
         if "torch" in modules:
-            self._watch()  # Modes end in the reverse order, so this must begin before any of the test's.
+            self._watch()  # Modes must end in the reverse order: begin before the modes of the test.
 
     def expect_exit(self, rank: int, *, status: int | None = None, signal: str | int | None = None) -> None:
         """Announce that the process of `rank` exits with `status`, or that `signal` (``"SIGKILL"``) kills it."""

@@ -45,7 +45,10 @@ class Hello(Struct, frozen=True):
 
 
 class StartServer(Struct, frozen=True, tag=True):
-    """Start a fork server, once the previous server has ended. The connection becomes the server's to the driver."""
+    """Start a fork server, once the previous server has ended.
+
+    The connection becomes the server's connection to the driver.
+    """
 
     spec: SessionSpec
     environment: Mapping[str, str | None]

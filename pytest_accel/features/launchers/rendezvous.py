@@ -396,7 +396,7 @@ def _call_here(path: str, driver: str) -> Connection | None:
 
 
 def _resolved(address: str) -> str:
-    """Return `address` and, for a name, the addresses that it has on this machine: others may find others."""
+    """Return `address` and, for a name, the addresses that this machine finds, which may differ elsewhere."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(address, None)} - {address}
     except (OSError, ValueError) as error:

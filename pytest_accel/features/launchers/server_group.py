@@ -73,6 +73,7 @@ class ServerGroup:
             self._servers[number].kill(spec.world, after)
         starting = self._starting.pop(spec.world, None)
         for rank in range(spec.ranks if starting is not None and starting.is_first else 0):
+            # Until rank 0 is forked, only its server was asked. No report of the other servers would come.
             if spec.server_of(rank) != spec.server_of(0):
                 get_running_loop().call_soon(self._reports.report, RankExited(spec.world, rank, exited(-SIGKILL)))
 

@@ -43,7 +43,7 @@ def pytest_accel_around_call(context: RankContext) -> Iterator[None]:
 
 
 def _equal(own: Any) -> Any:
-    """Return `own` without settings that may have other effects on each rank; warn about those of the user."""
+    """Return `own` without settings whose effect may differ between ranks; warn if the user has set them."""
     phases = tuple(phase for phase in own.phases if phase in (Phase.explicit, Phase.generate))
     changes: dict[str, Any] = {"database": None, "deadline": None, "phases": phases}
     for name, value in changes.items():

@@ -109,7 +109,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             taken = PlaceTaken(demand, number=next(self._ids), waiting=self._placing)
             try:
                 place = await self._place(taken, avoided)
-            except LostPlaceError:
+            except LostPlaceError:  # A `PlaceError` that lets the request be repeated.
                 raise
             except PlaceError as error:
                 raise PlaceError("\n".join([*unfit.values(), str(error)])) from error

@@ -185,7 +185,7 @@ class Cuda(BaseVendor):
             elif not found:
                 notes.append(f"{card.name} ({card.id}) is left out: it is in MIG mode and has no instance")
             if found:
-                counted.append(card)
+                counted.append(card)  # Also a sick card, which is left out below: the indices in masks count it.
             facts = condition(nvml, handle)
             health = judge(facts)
             if found and health.state == "sick":
