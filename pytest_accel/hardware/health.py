@@ -70,7 +70,7 @@ class HealthVendor(Protocol):
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
         """Return the current health of each of `devices`, by its id.
 
-        `session` is the pid of the session's main process (None: this process). It and its descendants do not make a
+        `session` is the pid of the session's main process (this one if None). It and its descendants do not make a
         device busy.
         """
         ...
@@ -101,7 +101,7 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] = Ma
 def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:
     """Return the health of each device, by its id, from its `facts`.
 
-    `session` is a pid (None: this process). It and its descendants do not count as users of a device.
+    `session` is a pid (this process's if None). It and its descendants do not count as users of a device.
     """
     own: set[int] = set()
     names: dict[int, str] = {}

@@ -30,7 +30,7 @@ def read_list(text: str, known: Container[str]) -> list[str] | None:
 
 
 def read_devices(text: str, devices: Sequence[Device]) -> tuple[Device, ...] | None:
-    """Return the devices that a list (`read_list`) of ids and numbers (`Device.index`) names; None if it is none."""
+    """Return the devices that a list (`read_list`) of ids and numbers (`Device.index`) names; None for other texts."""
     by_name: Mapping[str, Device] = {
         **{str(device.index): device for device in devices},
         **{device.id: device for device in devices},

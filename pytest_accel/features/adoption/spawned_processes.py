@@ -305,6 +305,6 @@ def _is_running(popen: _Popen) -> bool:
 
 def _has_initialised(kind: str) -> bool:
     """Return whether this process uses devices of `kind`: it may share tensors, which name them by this mask."""
-    facts = KINDS.get(kind)  # None: another package defines the kind.
+    facts = KINDS.get(kind)  # None if another package defines the kind.
     runtime = getattr(sys.modules.get("torch"), (facts and facts.hardware and facts.torch_type) or "", None)
     return bool(getattr(runtime, "is_initialized", lambda: False)())

@@ -1,6 +1,6 @@
 """Ranks without processes: ``distributed(4096, backend="fake")`` runs one process of a group of any size.
 
-The process group is torch's fake one. Its collectives exchange nothing, so a test in such a group sees shapes,
+The process group is torch's fake group. Its collectives exchange nothing, so a test in such a group sees shapes,
 placements and memory of sizes that no machine has, and never values. A call that needs another rank fails the test.
 
 `hooks` fails tests that call functions which would hang, or return uninitialised memory or this rank's data in place

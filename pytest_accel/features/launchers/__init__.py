@@ -7,7 +7,7 @@ SPMD remains the default, for suites that are written for it.
 
 How a session starts, if ``accel_launcher`` is on: `core/launcher_env.py` reads the launcher's variables.
 `launched_session.enter` decides whether the processes can be one session. They meet at a Unix socket of rank 0
-(`rendezvous`), to which those of other machines are connected by pyzmq, with keys that follow from a secret
+(`rendezvous`), to which pyzmq connects processes of other machines, with keys that follow from a secret
 (`machine_link`, `job_secret`). Each process writes what it waits for to the log of ``--accel-log``. After a timeout, an
 error names the missing ranks.
 
