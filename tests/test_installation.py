@@ -66,7 +66,7 @@ def install_lines(folder: Path) -> list[str]:
 
 
 def test_one_command_switches_all_lines_that_install(tmp_path: Path) -> None:
-    """They install from a clone or a wheel until the project is published, and then from the index."""
+    """The lines install from a clone or a wheel until the project is published, and then from the index."""
     files = ["README.md", "docs", "examples", "pyproject.toml", "CITATION.cff", ".ci"]
     done = subprocess.run(["git", "ls-files", *files], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in done.stdout.splitlines():

@@ -115,7 +115,7 @@ def failed_work(context: RankContext) -> FailedWork | None:
             # Do not initialise a runtime that the test has not used.
             if is_initialized(module) and hasattr(module, "synchronize"):
                 error = _failed_work(module, name)
-                # Of several devices, a device with an error that the test has not seen takes precedence.
+                # If several devices have errors, report an error that the test has not seen.
                 if error is not None and (found is None or found.seen):
                     found = FailedWork(name, error, context.raised_errors.has(error))
     return found

@@ -44,7 +44,7 @@ from pytest_accel.verdict.mismatches import (
 from pytest_accel.verdict.phase_verdict import Verdict
 
 _PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
-"""What the report of a phase has in any case (`rank.reports.phase_data`)."""
+"""The fields that each report of a phase has (`rank.reports.phase_data`)."""
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ def judge(phase: Phase) -> Verdict:
 def _is_plain_pass(phase: Phase) -> bool:
     """Return whether all ranks have passed the phase alike, and nothing else is to be reported or done.
 
-    Nearly every phase is such a one, and the rules below take several times as long to come to the same verdict.
+    Nearly all phases pass so, and the rules below take several times as long to come to the same verdict.
     """
     left = [*phase.finished.values()]
     return (

@@ -116,7 +116,7 @@ class Spawning:
                 self._running[:] = filter(_is_running, self._running)
                 self._give_back()
                 for reason, count in self._others.items():
-                    warn(f"accel_adopt: multiprocessing itself has started {count} processes: {reason}")
+                    warn(f"accel_adopt: processes that were not forked: {count} ({reason})")
                 self._others.clear()
 
     def _start(self, original: Callable[[BaseProcess], Any], process: BaseProcess) -> Any:
