@@ -68,7 +68,7 @@ def joins_with_a_timeout(how):
         assert not process.exitcode, f"exit {process.exitcode}"
 
 
-def drops_failures(how):
+def drops_errors(how):
     for process in start_all(work, how):
         process.join()
 
@@ -269,7 +269,7 @@ def leaves_in_order(how):
 
 class ProcessCase(unittest.TestCase):
     def test_case(self):
-        drops_failures("fail")
+        drops_errors("fail")
         with self.assertRaises(AssertionError):
             joins_and_checks("exit")
 
@@ -380,7 +380,7 @@ def makes_a_group(how):
 
 
 EACH = [
-    joins_and_checks, joins_with_a_timeout, drops_failures, sends_an_environment, collects_errors_in_a_queue,
+    joins_and_checks, joins_with_a_timeout, drops_errors, sends_an_environment, collects_errors_in_a_queue,
     decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
     leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
     does_not_join, shares_tensors, makes_a_group,
@@ -565,27 +565,36 @@ DEVICES = """
     [
         pytest.param(("-n", "2", "-k", "pass or kill"), ("pass", "kill"), id="adopted"),
         pytest.param(("--accel=cpu:2",), ENDS, id="adopted on cpu", marks=pytest.mark.long),
-        pytest.param(("-o", "accel_adopt="), ENDS, id="not adopted", marks=pytest.mark.long),
+        *(
+            pytest.param(
+                ("-o", "accel_adopt=", "-k", f"{first} or {second}"),
+                (first, second),
+                id=f"not adopted, {first} or {second}",
+                marks=pytest.mark.long,
+            )
+            for first, second in (("pass", "exit"), ("fail", "kill"))
+        ),
     ],
 )
 def test_harnesses_have_their_verdicts(suite: BackgroundSuite, options: tuple[str, ...], ends: tuple[str, ...]) -> None:
     suite.write("pytest.ini", INI)
     (suite.path / "test_harnesses.py").write_text(HARNESSES)
     run = suite.run(*options)
-    expected = {} if ends != ENDS else {"test_case": "PASSED"}
+    expected = {} if "-k" in options else {"test_case": "PASSED"}
     for harness in re.findall(r"\w+", HARNESSES.partition("EACH = [")[2].partition("]")[0]):
         for end in ends:
-            passes = end == "pass" or harness == "drops_failures"
+            passes = end == "pass" or harness == "drops_errors"
             expected[f"test_[{harness}-{end}]"] = "PASSED" if passes else "FAILED"
     run.expect(expected)
-    assert "process 1 terminated with signal SIGKILL" in run.failure("test_[spawns_a_partial-kill]")
-    assert "exit code -9" in run.failure("test_[decorated-kill]")
-    if ends != ENDS:
-        return
-    text = run.failure("test_[spawns_a_partial-fail]")
-    assert "ProcessRaisedException" in text
-    assert 'in work\nE           raise ValueError("rank 1 fails")' in text
-    assert "process 1 terminated with exit code 3" in run.failure("test_[spawns_a_partial-exit]")
+    if "kill" in ends:
+        assert "process 1 terminated with signal SIGKILL" in run.failure("test_[spawns_a_partial-kill]")
+        assert "exit code -9" in run.failure("test_[decorated-kill]")
+    if "fail" in ends:
+        text = run.failure("test_[spawns_a_partial-fail]")
+        assert "ProcessRaisedException" in text
+        assert 'in work\nE           raise ValueError("rank 1 fails")' in text
+    if "exit" in ends:
+        assert "process 1 terminated with exit code 3" in run.failure("test_[spawns_a_partial-exit]")
 
 
 def test_processes_that_hang_are_killed_and_their_stacks_shown(suite: BackgroundSuite) -> None:
