@@ -9,6 +9,10 @@ HEADING = "\n===== test: "
 """Text before the name of each test, whose output follows, in a file of ``--accel-output``."""
 
 
+LAST_PLACE_SIZE = 1024
+"""Bytes at the beginning of a file of stacks for the place of the rank's last collective."""
+
+
 def kept_log_path(folder: str, world: int, rank: int) -> str:
     """Return the path of a rank's log in the folder of ``--accel-output``."""
     return os.path.join(folder, f"world-{world}-rank-{rank}.log")
@@ -30,7 +34,7 @@ def socket_path(directory: str, world: int, rank: int) -> str:
 
 
 def stack_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of the stacks that a rank's fault handler writes."""
+    """Return the path of the stacks that a rank's fault handler writes, after the place of its last collective."""
     return os.path.join(directory, f"w{world}r{rank}.stack")
 
 

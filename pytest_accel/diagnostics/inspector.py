@@ -22,6 +22,7 @@ from pytest_accel.core.computing import held_up, is_computing
 from pytest_accel.core.paths import (
     CAPTURED_FILES,
     HEADING,
+    LAST_PLACE_SIZE,
     RANK_FILES,
     agent_path,
     flight_path,
@@ -104,6 +105,14 @@ class MachineInspector:
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks; see `take_stacks`."""
         return take_stacks(dict(pids), self._paths(stack_path, pids), STACK_SIGNAL)
+
+    def last_places(self, ranks: Mapping[int, None]) -> dict[int, str]:
+        """Return the places of the last collectives of ranks in their test, as stacks; "" if there was none."""
+        found = {}
+        for rank, path in self._paths(stack_path, ranks).items():
+            with suppress(OSError), open(path, "rb") as file:
+                found[rank] = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
+        return found
 
     def records(self, pids: Mapping[int, int]) -> dict[int, bytes]:
         """Return the records of collectives; see `take_records`."""

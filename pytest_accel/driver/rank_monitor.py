@@ -299,6 +299,8 @@ class RankMonitor:
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
             captured, stack = split_fault(captured)
+        elif ending == "died":
+            stack = self._examiner.ask(MachineInspector.last_places, {rank.rank: None}).get(rank.rank, "")
         epoch = wall_clock() - monotonic()
         began = beginning(rank.phase, [rank], self.began_of(rank.phase))
         rank.end = RankOutcome(

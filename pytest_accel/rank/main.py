@@ -28,6 +28,7 @@ from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.last_place import LastPlace
 from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.rank_output import RankOutput
 
@@ -51,7 +52,8 @@ class _RankStart:
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)
         output = RankOutput(context)
-        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
+        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w+", encoding="utf-8")  # noqa: SIM115
+        context.operations.last_place = LastPlace(self._stack_file)
         signal.signal(STACK_SIGNAL, partial(write_stacks, self._stack_file))
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
         signal.siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.

@@ -33,6 +33,7 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.messages.flight_record import COLLECTIVES
 from pytest_accel.messages.rank_messages import Channel, UnawaitedCollective
+from pytest_accel.rank.last_place import LastPlace
 from pytest_accel.rank.raised_errors import first_line
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Operations:
         """The operations by their results."""
         self.awaited: Work | None = None
         """The result for which this rank waits without a limit, in any thread."""
+        self.last_place: LastPlace | None = None
         self._lock = Lock()  # Tests start collectives from several threads.
         self._started: dict[int, tuple[Work, UnawaitedCollective]] = {}
         """The collectives of the running test that nobody has waited for, by the identity of their results."""
@@ -194,8 +196,10 @@ class Operations:
     # Collectives without a wait
 
     def _keep(self, group: ProcessGroup, name: str, work: Work, args: tuple[object, ...]) -> None:
+        function, code, line = find_place(name, _getframe(2))
+        if self.last_place is not None:
+            self.last_place.set(code, line)
         if self._in_test() and self._is_of_gloo(group, args):
-            function, code, line = find_place(name, _getframe(2))
             with self._lock:
                 self._forget_successful()
                 self._started[id(work)] = work, UnawaitedCollective(function, code.co_filename, line, None)
@@ -232,6 +236,8 @@ class Operations:
 
     def end(self) -> tuple[UnawaitedCollective, ...]:
         """End the test: wait for its collectives, and return the collectives that failed or did not complete."""
+        if self.last_place is not None:
+            self.last_place.clear()
         with self._lock:
             left, self._started = self._started, {}
         deadline = monotonic() + _LIMIT

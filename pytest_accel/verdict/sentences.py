@@ -212,7 +212,7 @@ def failure_message(
         phase = " before it had finished the test"
     be = "was" if len(ranks) == 1 else "were"
     text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
-    message = f"{who} {text}{_place(root, folders)}{phase}"
+    message = f"{who} {text}{phase}{_place(root, folders)}"
     return message, [message]
 
 
@@ -516,9 +516,11 @@ def _describe_end(outcome: RankOutcome, folders: Folders, number: int) -> str:
 
 
 def _place(outcome: RankOutcome, folders: Folders) -> str:
-    """Return `` at file:line in function`` of a rank that reported its stack; empty if there is no such place."""
+    """Return `` at file:line in function`` of a rank with a stack; empty if there is no such place."""
     frame = where(frames_of_rank(outcome.stack), folders)
-    return "" if frame is None else f" at {frame.where(folders)}"
+    # Without a crash or a hang, only the place of the last collective is known.
+    known = outcome.hang is not None or outcome.exit is None or outcome.exit.is_crash
+    return "" if frame is None else f"{' at' if known else ', after the collective at'} {frame.where(folders)}"
 
 
 def _first_line(outcome: RankOutcome) -> str:

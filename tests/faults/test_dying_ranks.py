@@ -274,3 +274,46 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
         ("rank 0", "killed by SIGKILL"),
     ]
     assert run.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_killed_rank_has_the_place_of_its_last_collective_in_the_test(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import signal
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        def reduce():
+            dist.all_reduce(torch.ones(1))
+
+
+        def test_1_passes():
+            reduce()
+
+
+        def test_2_dies_at_once(rank):
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+        def test_3_dies_later(rank):
+            reduce()
+            if rank == 1:
+                os._exit(0)
+        """,
+    )
+    run = suite.run(CAUSES)
+    died = {"test_2_dies_at_once": "FAILED died: SIGKILL; rank 1", "test_3_dies_later": "FAILED died: status 0; rank 1"}
+    run.expect({"test_1_passes": "PASSED", **died})
+    assert "\nrank 1 was killed by SIGKILL\n" in run.failure("test_2_dies_at_once")
+    report = run.failure("test_3_dies_later")
+    assert "test_it.py:13: in reduce\n    dist.all_reduce(torch.ones(1))\n" in report
+    end = "exited with status 0 before it had finished the test, after the collective at test_it.py:13 in reduce"
+    assert f"E   rank 1 {end}\n" in report

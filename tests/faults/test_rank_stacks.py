@@ -26,8 +26,8 @@ def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite) -> None:
         def stands_here(folder, rank):
             links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
             stack = next(link for link in links if link.endswith(".stack"))
-            path = str(folder / str(rank))
-            while not os.stat(stack).st_size: os.close(os.open(path, os.O_CREAT))
+            path, size = str(folder / str(rank)), os.stat(stack).st_size
+            while os.stat(stack).st_size == size: os.close(os.open(path, os.O_CREAT))
 
 
         @pytest.mark.distributed(3, init=False)
@@ -54,7 +54,7 @@ def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite) -> None:
     report = run.failure("test_death")
     _, _, stacks = report.partition("[ranks 0-1] stacks when another rank died")
     # The ranks create their files in the line in which they wait. The functions in it are built in and have no frames.
-    line = re.escape("while not os.stat(stack).st_size: os.close(os.open(path, os.O_CREAT))")
+    line = re.escape("while os.stat(stack).st_size == size: os.close(os.open(path, os.O_CREAT))")
     assert re.search(rf"^    {line}$", stacks, re.MULTILINE)
     assert "test_it.py:13 in stands_here" in stacks
     assert "\n    stands_here(shared_tmp_path, rank)\n" in stacks
