@@ -25,7 +25,7 @@ from pytest_accel.messages import worker_input
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec, with_options
-from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
+from pytest_accel.rank import coverage, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.late_variables import LateVariables
@@ -82,7 +82,7 @@ def run(session: SessionSpec, role: Role) -> int:
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
-    process_state.reseed()
+    rank_environment.reseed()
     start = _RankStart(session, role)
     code = pytest.main(start.args, plugins=[start])
     log.step("its pytest session has ended with status %d", code)
