@@ -99,12 +99,9 @@ class Operations:
         for name in ("wait", "get_future"):
             replace_method(dist.Work, name, self._wait_for)
 
-    def _of(self, group: ProcessGroup) -> _Counts:
-        return self._groups.setdefault(group, _Counts())
-
     def _issue_message(self, issue: Any, group: ProcessGroup, tensors: list[Tensor], *args: Any, **named: Any) -> Any:
         __tracebackhide__ = True
-        counts, name = self._of(group), issue.__name__
+        counts, name = self._groups.setdefault(group, _Counts()), issue.__name__
         tag = named["tag"] if "tag" in named else args[-1] if args else 0
         peer = args[0] if args else named.get("dstRank", named.get("srcRank"))
         channel = name != "send", None if name == "recv_anysource" else peer, tag if group.name() in _TAGGED else 0
@@ -121,7 +118,8 @@ class Operations:
     def _run_monitored_barrier(self, run: Any, group: ProcessGroup, *args: Any, **named: Any) -> Any:
         """Leave out the messages that gloo itself sends: rank 0 exchanges some with each other rank."""
         __tracebackhide__ = True
-        counts, before = self._of(group), torch_api.sequence_number(group) or 0
+        counts = self._groups.setdefault(group, _Counts())
+        before = torch_api.sequence_number(group) or 0
         try:
             return run(group, *args, **named)
         finally:
