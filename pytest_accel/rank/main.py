@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl
-from pytest_accel.core.paths import inner_lock_folder, stack_path
+from pytest_accel.core.paths import inner_lock_folder, rank_path
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
@@ -51,7 +51,8 @@ class _RankStart:
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)
         output = RankOutput(context)
-        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
+        path = rank_path(session.directory, spec.world, rank, "stack")
+        self._stack_file = open(path, "w", encoding="utf-8")  # noqa: SIM115
         signal.signal(STACK_SIGNAL, partial(write_stacks, self._stack_file))
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
         signal.siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
