@@ -165,7 +165,8 @@ class TestRunner:
             rename(item, *request.names)  # In a rank, one item may be several tests of the driver.
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
-            test.late_teardown_error = self._collector.tear_down_unshared(item)
+            if text := self._collector.tear_down_to(session, item).text:
+                test.late_teardown_error = f"teardown of the fixtures kept for another test failed:\n{text}"
         except FileSkipped as skipped:
             # There is no item, so pytest's protocol cannot run: make the reports here, without its hooks.
             test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
@@ -192,13 +193,12 @@ class TestRunner:
         finally:
             self._debugger.end()
             self._debugger.driver = None
-        self._collector.keep_setup(item, following, request.next)
         self._finish(test)
 
     def tear_down(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Tear down all fixtures after the last test, and answer `driver`."""
         try:
-            driver.send(self._collector.tear_down_all(session))
+            driver.send(self._collector.tear_down_to(session, None))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
             driver.send(self._exit_request(self._test.request.serial, error))
 
