@@ -22,11 +22,6 @@ RankFile = Literal["sock", "stack", "flight", "output", "records", "terminal"]
 """
 
 
-def kept_log_path(folder: str, world: int, rank: int) -> str:
-    """Return the path of a rank's log in the folder of ``--accel-output``."""
-    return os.path.join(folder, f"world-{world}-rank-{rank}.log")
-
-
 def server_log_path(directory: str, server: int) -> str:
     """Return the path of a fork server's output."""
     return os.path.join(directory, f"server-{server}.log" if server else "server.log")

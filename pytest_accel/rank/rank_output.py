@@ -1,8 +1,8 @@
 """The output of a rank, in files: what is written to its standard streams, what it logs, and what pytest shows.
 
-Descriptors 1 and 2 refer to files as long as the rank lives. pytest's capture reads these files after each phase, the
-driver reads them if the rank dies, ``-s`` shows them while they grow, and ``--accel-output`` keeps them. So no text is
-copied, none is lost if the rank dies, whichever code has written it, and no rank waits for a reader.
+Descriptors 1 and 2 refer to one file as long as the rank lives. pytest's capture reads it after each phase, the driver
+reads it if the rank dies, ``-s`` shows it while it grows, and ``--accel-output`` keeps it. So no text is copied, no
+text is lost if the rank dies, whichever code has written it, and no rank waits for a reader.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pytest_accel.compat.pytest_shims import (
     set_terminal_file,
 )
 from pytest_accel.core.node_refs import NodeRef
-from pytest_accel.core.paths import HEADING, kept_log_path, rank_path
+from pytest_accel.core.paths import HEADING, rank_path
 from pytest_accel.core.rank_names import line_prefix
 from pytest_accel.core.truncation import read_end
 from pytest_accel.rank.context import RankContext
@@ -70,7 +70,7 @@ class RankOutput:
         self._prefix = line_prefix(rank, context.spec.ranks)
         if session.logs is not None:
             with suppress(OSError):  # On another machine than the session's, the folder may be missing.
-                _make_kept(kept_log_path(session.logs, world, rank), path)
+                _make_kept(f"{session.logs}/world-{world}-rank-{rank}.log", path)
         null = open_descriptor(devnull, O_RDONLY)
         dup2(null, 0)
         close(null)
