@@ -21,7 +21,7 @@ from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.driver.output_tail import shows_logs_of_ranks, shows_output
+from pytest_accel.driver.output_tail import shown_file
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
@@ -213,9 +213,8 @@ def _session_spec(
         distributed=distributed,
         leaks=settings.leaks,
         logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),
-        streams=shows_output(config),
+        shows=shown_file(config),
         log_file=log_file(config) or "",
-        shows_logs=shows_logs_of_ranks(config),
         fractions=machine.held.fractions if machine.held is not None else {},
         folder=current_folder(),
         hash_seed=settings.jitter,

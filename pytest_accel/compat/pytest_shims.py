@@ -199,18 +199,17 @@ def filter_frames(item: pytest.Item, is_library: Callable[[str], bool], hidden: 
     vars(item)["_traceback_filter"] = shorten
 
 
-def capture_with(config: pytest.Config, stdout: Any, stderr: Any) -> None:
-    """Make pytest's global capture use `stdout` and `stderr`, which have the methods of its `FDCapture`.
+def capture_with(config: pytest.Config, streams: Any) -> None:
+    """Make pytest's global capture use `streams`, which has the methods of its `FDCapture`, for both streams.
 
     pytest has no public way to choose where captured output is stored. Call this while it captures.
     """
     capturing: Any = getattr(config.pluginmanager.get_plugin("capturemanager"), "_global_capturing", None)
-    for name, stream in {"out": stdout, "err": stderr}.items():
-        if capturing is not None:
-            if (replaced := getattr(capturing, name)) is not None:
-                replaced.done()
-            setattr(capturing, name, stream)
-            stream.start()
+    if getattr(capturing, "out", None) is not None:
+        capturing.out.done()
+        capturing.err.done()
+        capturing.out, capturing.err = streams, None
+        streams.start()
 
 
 def captured_log(config: pytest.Config) -> Any:

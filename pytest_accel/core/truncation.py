@@ -11,7 +11,6 @@ from typing import Any
 _open = open  # A test may replace it.
 LAST_OUTPUT = 8_000
 """Maximum number of bytes or characters of a log that are shown."""
-_LONGEST_SECTION = 1 << 20
 _LONGEST_OUTPUT = 100_000
 """Characters of the captured output in one report, without ``-vv``: about a thousand lines of all ranks together."""
 _LONGEST_LINE = 2_000
@@ -22,7 +21,7 @@ _GLOO_ADVICE = re.compile(r"\.? This is typically caused by .*?before reporting 
 """The end of gloo's errors about a connection (gloo/transport/tcp/pair.cc)."""
 
 
-def cut(text: str, longest: int = _LONGEST_SECTION, hint: str = "") -> str:
+def cut(text: str, longest: int, hint: str = "") -> str:
     """Return `text`, truncated in the middle to about `longest` characters. The `hint` says where the rest is shown."""
     if len(text) <= longest:
         return text

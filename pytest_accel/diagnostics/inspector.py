@@ -9,27 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from os import fstat, kill, unlink
+from os import kill, unlink
 from os.path import exists
 from pathlib import Path
 from time import sleep
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from msgspec import Struct
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.computing import held_up, is_computing
-from pytest_accel.core.paths import (
-    CAPTURED_FILES,
-    HEADING,
-    LAST_PLACE_SIZE,
-    RANK_FILES,
-    agent_path,
-    flight_path,
-    stack_path,
-    stdout_path,
-    terminal_path,
-)
+from pytest_accel.core.paths import HEADING, LAST_PLACE_SIZE, RankFile, agent_path, rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.oom import oom_kills
@@ -47,16 +37,8 @@ _LONGEST_WAIT = 10.0
 """Seconds that a rank has to write its record while it waits for a processor."""
 CHUNK = 1 << 16
 """Maximum number of bytes that one read of a growing file returns."""
-BACKLOG = 1 << 23
-"""Bytes by which a rank may be ahead of the reader of a growing file. If it is further ahead, output is left out."""
-
-PathOf = Callable[[str, int, int], str]
-"""Returns the path of a rank's file for the session's folder, the world and the rank."""
-
-Growing = Literal["stdout", "terminal"]
-"""A file to which a rank appends, and which the driver shows: its output, or what pytest shows in it."""
-
-_PATHS: Mapping[Growing, PathOf] = {"stdout": stdout_path, "terminal": terminal_path}
+_CAPTURED: Mapping[RankFile, str] = {"output": "stdout", "records": "log"}
+"""The files with what pytest captures, and pytest's names of it."""
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -72,8 +54,8 @@ class MachineInspector:
         self._directory = directory
         self._world = world
 
-    def _paths(self, path: PathOf, ranks: Mapping[int, object]) -> dict[int, str]:
-        return {rank: path(self._directory, self._world, rank) for rank in ranks}
+    def _path(self, rank: int, file: RankFile) -> str:
+        return rank_path(self._directory, self._world, rank, file)
 
     def captured(self, phases: Mapping[int, When]) -> dict[int, list[tuple[str, str]]]:
         """Return the output of ranks in their present `phases`: headlines and texts, as in reports.
@@ -82,9 +64,9 @@ class MachineInspector:
         """
         found: dict[int, list[tuple[str, str]]] = {rank: [] for rank in phases}
         for rank, when in phases.items():
-            for name, path in CAPTURED_FILES.items():
+            for file, name in _CAPTURED.items():
                 with suppress(OSError):
-                    _, heading, text = read_end(path(self._directory, self._world, rank)).rpartition(HEADING)
+                    _, heading, text = read_end(self._path(rank, file)).rpartition(HEADING)
                     if text := text.partition("\n")[2] if heading else text:
                         found[rank].append((f"Captured {name} {when}", text))
         return found
@@ -104,19 +86,19 @@ class MachineInspector:
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks; see `take_stacks`."""
-        return take_stacks(dict(pids), self._paths(stack_path, pids), STACK_SIGNAL)
+        return take_stacks(dict(pids), {rank: self._path(rank, "stack") for rank in pids}, STACK_SIGNAL)
 
     def last_places(self, ranks: Mapping[int, None]) -> dict[int, str]:
         """Return the places of the last collectives of ranks in their test, as stacks; "" if there was none."""
         found = {}
-        for rank, path in self._paths(stack_path, ranks).items():
-            with suppress(OSError), open(path, "rb") as file:
+        for rank in ranks:
+            with suppress(OSError), open(self._path(rank, "stack"), "rb") as file:
                 found[rank] = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
         return found
 
     def records(self, pids: Mapping[int, int]) -> dict[int, bytes]:
         """Return the records of collectives; see `take_records`."""
-        return take_records(pids, self._paths(flight_path, pids))
+        return take_records(pids, {rank: self._path(rank, "flight") for rank in pids})
 
     def interrupt(self, pids: Mapping[int, int]) -> dict[int, None]:
         """Have the ranks fail their test if their main threads run Python code."""
@@ -126,25 +108,21 @@ class MachineInspector:
                     kill(pid, INTERRUPT_SIGNAL)
         return {}
 
-    def pieces(self, wanted: Mapping[int, tuple[Growing, int]]) -> dict[int, tuple[int, bytes]]:
-        """Return the next piece of a file of each rank, with its offset; `wanted` has the file and the offset so far.
-
-        The offset is higher if the file has grown by more than `BACKLOG`, and lower if the file is shorter.
-        """
+    def pieces(self, wanted: Mapping[int, tuple[RankFile, int]]) -> dict[int, bytes]:
+        """Return the next piece of a file of each rank; `wanted` has the file and the offset."""
         found = {}
-        for rank, (name, offset) in wanted.items():
-            with suppress(OSError), open(_PATHS[name](self._directory, self._world, rank), "rb", buffering=0) as file:
-                size = fstat(file.fileno()).st_size
-                begin = file.seek(size - CHUNK if size > offset + BACKLOG else min(offset, size))
-                found[rank] = begin, file.read(CHUNK)
+        for rank, (file, offset) in wanted.items():
+            with suppress(OSError), open(self._path(rank, file), "rb", buffering=0) as opened:
+                opened.seek(offset)
+                found[rank] = opened.read(CHUNK)
         return found
 
     def remove_files(self, ranks: Mapping[int, None]) -> dict[int, None]:
         """Remove all files of ranks that have ended."""
-        for path in RANK_FILES:
-            for one in self._paths(path, ranks).values():
+        for rank in ranks:
+            for file in get_args(RankFile):
                 with suppress(OSError):
-                    unlink(one)
+                    unlink(self._path(rank, file))
         return {}
 
 

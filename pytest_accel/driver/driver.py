@@ -19,7 +19,7 @@ from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import lend_terminal
 from pytest_accel.driver.item_hooks import may_stop_call
 from pytest_accel.driver.marked_test import MarkedTest
-from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
+from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
@@ -50,6 +50,8 @@ class Driver:
         self._world: World | None = None
         self._error: BaseException | None = None
         self._running: MarkedTest | None = None
+        self._tails: dict[int, OutputTail] = {}
+        """What shows the output of each world's ranks. It knows what it has shown if the driver gets a world again."""
         self._hung: set[str] = set()
         """Paths of files that the ranks of a world have not collected in time."""
 
@@ -172,15 +174,16 @@ class Driver:
 
     def _tail(self, grant: WorldGrant) -> OutputTail | None:
         """Return the object that shows the ranks' output while they run, or None if the session shows nothing."""
-        config, ranks = self.config, grant.spec.ranks
-        streams = shows_output(config)
-        if not streams and not shows_logs_of_ranks(config):
-            return None
+        config, ranks, world = self.config, grant.spec.ranks, grant.spec.world
+        file = shown_file(config)
+        if file is None or world in self._tails:
+            return self._tails.get(world)
         show: Callable[[str], None] = partial(write_text, config)
-        if streams and (ranks == 1 or not config.pluginmanager.has_plugin("terminalreporter")):
+        if file == "output" and (ranks == 1 or not config.pluginmanager.has_plugin("terminalreporter")):
             show = _show  # The output of a single rank does not begin a new line after the test's name.
         inspector = WorldInspector(grant.directory, grant.spec)
-        return OutputTail(inspector, "stdout" if streams else "terminal", ranks, show, warm=grant.warm)
+        tail = self._tails[world] = OutputTail(inspector, file, ranks, show)
+        return tail
 
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""

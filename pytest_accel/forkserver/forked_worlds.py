@@ -12,7 +12,7 @@ from functools import cache
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import children_of, cleans_up, kill_group, kill_tree
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import socket_path
+from pytest_accel.core.paths import rank_path
 from pytest_accel.forkserver.server_messages import RankExited, ServerReport, StartFailed, WorldStarted
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import exited
@@ -145,7 +145,9 @@ def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: 
         for descriptor in locks:
             stack.callback(os.close, descriptor)
         listeners = {
-            rank: stack.enter_context(unix_sockets.listen(socket_path(session.directory, spec.world, rank), _BACKLOG))
+            rank: stack.enter_context(
+                unix_sockets.listen(rank_path(session.directory, spec.world, rank, "sock"), _BACKLOG)
+            )
             for rank in range(spec.ranks)
             if spec.server_of(rank) == session.server
         }

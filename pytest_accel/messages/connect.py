@@ -6,7 +6,7 @@ from socket import socket
 
 from msgspec import Struct
 
-from pytest_accel.core.paths import agent_path, socket_path
+from pytest_accel.core.paths import agent_path, rank_path
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.world_spec import WorldSpec
@@ -32,7 +32,7 @@ def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
     """
     if spec.is_remote(rank):
         return call_agent(agent_path(directory, spec.server_of(rank)), RankTarget(spec.world, rank, pid))
-    return unix_sockets.connect(socket_path(directory, spec.world, rank), limited=True)
+    return unix_sockets.connect(rank_path(directory, spec.world, rank, "sock"), limited=True)
 
 
 def call_agent(path: str, target: InspectorTarget | RankTarget) -> socket:

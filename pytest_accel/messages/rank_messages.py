@@ -209,6 +209,11 @@ Channel = tuple[bool, int | None, int]
 
 The other end is None for a receive from any rank. The tag is 0 if the backend ignores tags.
 """
+GroupUse = tuple[tuple[int, ...], int | None, Mapping[Channel, int]]
+"""The global ranks of a process group, and the numbers of collectives and messages that one rank has issued in it.
+
+The number of collectives is None if it is unknown: the backend does not count.
+"""
 
 
 class UnawaitedCollective(Struct, frozen=True):
@@ -264,11 +269,8 @@ class Finished(Struct, frozen=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
     serial: int = 0
-    collectives: Mapping[str, tuple[tuple[int, ...], int | None]] = field(default_factory=dict)
-    """For each process group of the rank: the global ranks of its members, and its number of issued collectives.
-
-    The number is None if it is unknown: the backend does not count.
-    """
+    uses: Mapping[str, GroupUse] = field(default_factory=dict)
+    """What the rank has issued in each of its process groups since the group was made, by the group's name."""
     warnings: tuple[WarningSketch, ...] = ()
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""
@@ -279,8 +281,6 @@ class Finished(Struct, frozen=True):
     """Number of process groups that have been created in the rank, by torch's counter."""
     groups_by_test: int = 0
     """Number of these process groups that the test has created."""
-    messages: Mapping[str, Mapping[Channel, int]] = field(default_factory=dict)
-    """Numbers of point-to-point operations since the group was made, for each group in which there were any."""
     unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""

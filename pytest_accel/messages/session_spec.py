@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from pytest_accel.core.paths import ShownFile
 from pytest_accel.core.plugin_roles import RoleName
 
 
@@ -36,12 +37,10 @@ class SessionSpec(Struct, frozen=True):
     """Folder in which the ranks' logs are kept; None if they are not kept."""
     leaks: str = "warn"
     """Reaction to a test that leaks resources: ``warn``, ``fail`` or ``off``."""
-    streams: bool = False
-    """True if the driver shows the ranks' output live."""
+    shows: ShownFile | None = None
+    """The file of each rank that the driver shows while it grows; None if it shows nothing."""
     log_file: str = ""
     """Path of the session's log file (``log_file``), to which ranks append what they log; empty if there is none."""
-    shows_logs: bool = False
-    """True if the driver shows the live logs of ranks and the fixtures of rank 0, without the ranks' other output."""
     server: int = 0
     """Number of the fork server that receives this spec. Number 0 is the driver's own, and removes `directory`."""
     remote: bool = False

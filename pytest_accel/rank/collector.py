@@ -53,7 +53,7 @@ class FileSkipped(Exception):
 
 
 class RankCollector:
-    """Pytest plugin that collects and finds tests, and tracks the fixtures that stay set up between two tests.
+    """Pytest plugin that collects and finds tests, and tears down the fixtures that two tests do not share.
 
     There is one instance in each rank.
     """
@@ -78,8 +78,6 @@ class RankCollector:
         """The tests of each collected file; None if a reference does not identify a test."""
         self.unexpected: dict[str, frozenset[NodeRef]] = {}
         """The tests that have ``xfail`` marks, but none that applies here, by the path of their file."""
-        self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
-        """The test that is expected next, or None if it is unknown, and the collectors that stay set up for it."""
         self._file: Path
         """The file that is being collected."""
 
@@ -230,38 +228,14 @@ class RankCollector:
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
         return _UnknownItem.from_parent(shared[-1] if shared else session, name="later")
 
-    def keep_setup(self, item: pytest.Item, following: pytest.Item | None, expected: NodeRef | None) -> None:
-        """Record that `item` has run, and that the collectors that `following` shares with it are still set up.
+    def tear_down_to(self, session: pytest.Session, item: pytest.Item | None) -> TornDown:
+        """Tear down the fixtures that `item` does not share, or all if it is None; return the error, if any.
 
-        `expected` is the test for which `following` stands, if the driver has named it.
+        Fixtures were kept for the test that the driver expected next, and another may follow. An error that ends the
+        session is raised.
         """
-        self._kept_setup = None if following is None else (expected, _common(item, following))
-
-    def tear_down_unshared(self, item: pytest.Item) -> str | None:
-        """Tear down fixtures that were kept for another test than `item`; return the text of the error, if any.
-
-        An error that ends the session is raised.
-        """
-        kept, self._kept_setup = self._kept_setup, None
-        if kept is None or all(node in item.listchain() for node in kept[1]):
-            return None
         try:
-            teardown_to(item.session, item)
-        except pytest.exit.Exception:
-            raise
-        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-            expected = _name(kept[0], item.config.rootpath)
-            return f"teardown of the fixtures kept for {expected} failed:\n{_traceback(error)}"
-        return None
-
-    def tear_down_all(self, session: pytest.Session) -> TornDown:
-        """Tear down all fixtures that are still set up, since no test follows; return the error, if any.
-
-        An error that ends the session is raised.
-        """
-        self._kept_setup = None
-        try:
-            teardown_to(session, None)
+            teardown_to(session, item)
         except pytest.exit.Exception:
             raise
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
@@ -290,11 +264,6 @@ def _argument(path: str, start: Path) -> str:
     """
     argument = Path(relpath(path, start))
     return str(next(one for one in (argument, *argument.parents) if not ("[" in str(one) or "::" in str(one))))
-
-
-def _name(node: NodeRef | None, root: Path) -> str:
-    """Return the name of a test in messages: its path, relative to `root`, and its names; `node` is None if unknown."""
-    return "a later test" if node is None else "::".join((relpath(node.path, root), *node.names))
 
 
 def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFound:
@@ -329,12 +298,6 @@ def _leave_out_libraries(trace: TracebackException) -> None:
     for part in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if part is not None:
             _leave_out_libraries(part)
-
-
-def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
-    """Return the nodes that stay set up between two tests."""
-    later = following.listchain()
-    return [node for node in item.listchain() if node in later]
 
 
 def _leave_xfail_to_the_driver(item: pytest.Item) -> None:

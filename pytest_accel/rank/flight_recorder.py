@@ -24,7 +24,7 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.frames import place_of_main_thread
-from pytest_accel.core.paths import flight_path
+from pytest_accel.core.paths import rank_path
 from pytest_accel.core.rank_names import recorded_group
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.signals import FLIGHT_SIGNAL
@@ -62,7 +62,7 @@ def start(context: RankContext) -> None:
 
 
 def _write_on_signal(context: RankContext, number: int) -> None:
-    path = flight_path(context.session.directory, context.spec.world, context.rank)
+    path = rank_path(context.session.directory, context.spec.world, context.rank, "flight")
     while True:
         sigwait({number})
         # An error here must not fail a test, and there is no way to report it. The record is missing then.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import Channel
+from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.messages.unix_sockets import is_readable
 
 if TYPE_CHECKING:
@@ -46,30 +46,25 @@ def labels() -> dict[str, str | None]:
     return {str(one.group_name): None if one.group_desc.startswith("mesh_") else label(one) for one in all_groups()}
 
 
-def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | None]]:
-    """Return the ranks and the number of issued collectives of each group of this rank, by the group's name.
+def uses(context: RankContext) -> dict[str, GroupUse]:
+    """Return what this rank has issued in each of its groups, by the group's name.
 
-    The number is None if the backend does not number collectives; gloo and nccl do. The result is empty if torch does
-    not number the ranks as the world does.
+    The result is empty if torch does not number the ranks as the world does: then equal names do not mean the same
+    group on all ranks. Messages are left out if compiled code may send, which is not counted.
     """
-    numbers: dict[str, tuple[tuple[int, ...], int | None]] = {}
-    # If it does not, equal names do not mean the same group on all ranks.
     if not is_numbered_as_its_world(context):
-        return numbers
+        return {}
     import torch.distributed as dist
 
-    for group in all_groups():
-        numbers[label(group)] = tuple(dist.get_process_group_ranks(group)), context.operations.collectives(group)
-    return numbers
-
-
-def messages(context: RankContext) -> dict[str, dict[Channel, int]]:
-    """Return the numbers of point-to-point operations in each group of this rank, by the group's name.
-
-    The result is empty in the cases of `collectives`, and if compiled code may send, which is not counted.
-    """
-    groups = all_groups() if is_numbered_as_its_world(context) and not torch_api.compiles_messages() else []
-    return {label(group): issued for group in groups if (issued := context.operations.messages(group))}
+    issued, counts_all = context.operations, not torch_api.compiles_messages()
+    return {
+        label(group): (
+            tuple(dist.get_process_group_ranks(group)),
+            issued.collectives(group),
+            issued.messages(group) if counts_all else {},
+        )
+        for group in all_groups()
+    }
 
 
 def reaches_store(context: RankContext) -> bool:
@@ -93,11 +88,6 @@ def has_own_default(context: RankContext) -> bool:
     """Return whether the default process group is still the group that the world was started with."""
     dist = _distributed()
     return dist is not None and context.default_group is not None and dist.group.WORLD is context.default_group
-
-
-def created_count() -> int:
-    """Return how many groups torch has numbered in this rank. torch derives the name of the next group from it."""
-    return 0 if _distributed() is None else torch_api.created_groups()
 
 
 def is_numbered_as_its_world(context: RankContext) -> bool:

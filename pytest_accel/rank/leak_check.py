@@ -36,11 +36,6 @@ _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 
 
-def check_failed(error: Exception) -> Finished:
-    """Return the result of a check that failed with `error`."""
-    return Finished(leaks=(Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True),))
-
-
 class _Seen(NamedTuple):
     """The state of the process at one moment. With ``accel_leaks = off``, the first three are empty."""
 
@@ -70,10 +65,6 @@ class LeakCheck:
         self._left_groups = 0
         """Number of process groups that calls of tests have left in this rank."""
 
-    def begin(self) -> None:
-        """Forget the state before the call of the last test."""
-        self._before = None
-
     def before_call(self) -> None:
         """Look at the process before the call of the test."""
         if self._before is None:  # A plugin may call a test more than once.
@@ -91,7 +82,7 @@ class LeakCheck:
             process_state.read() if self._is_on and settings else (),
             allocated_memory(context) if self._is_on else {},
             group_state.labels() if grouped else {},
-            group_state.created_count() if grouped else 0,
+            torch_api.created_groups() if grouped else 0,
             torch_api.rpc_initialisations(),
         )
 
@@ -102,7 +93,7 @@ class LeakCheck:
         """
         context = self._context
         found: list[Leak] = []
-        before = self._before
+        before, self._before = self._before, None
         # To read the settings takes longer than all other looks, and most calls change none.
         has_changed = before is not None and before.settings != self._after.settings
         now, groups_by_test = self._look(settings=has_changed), 0

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl
-from pytest_accel.core.paths import inner_lock_folder, stack_path
+from pytest_accel.core.paths import inner_lock_folder, rank_path
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
@@ -25,7 +25,7 @@ from pytest_accel.messages import worker_input
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec, with_options
-from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
+from pytest_accel.rank import coverage, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.last_place import LastPlace
@@ -52,7 +52,8 @@ class _RankStart:
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)
         output = RankOutput(context)
-        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w+", encoding="utf-8")  # noqa: SIM115
+        path = rank_path(session.directory, spec.world, rank, "stack")
+        self._stack_file = open(path, "w+", encoding="utf-8")  # noqa: SIM115
         context.operations.last_place = LastPlace(self._stack_file)
         signal.signal(STACK_SIGNAL, partial(write_stacks, self._stack_file))
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
@@ -84,7 +85,7 @@ def run(session: SessionSpec, role: Role) -> int:
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
-    process_state.reseed()
+    rank_environment.reseed()
     start = _RankStart(session, role)
     code = pytest.main(start.args, plugins=[start])
     log.step("its pytest session has ended with status %d", code)

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from functools import wraps
+from functools import update_wrapper
 from sys import _getframe
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -94,85 +94,59 @@ class Operations:
         self._tensor = torch.Tensor
         self._wait: Callable[..., object] = dist.Work.wait
         for name in ("send", "recv", "recv_anysource"):
-            self._count(dist.ProcessGroup, name)
-        self._count_barrier(dist.ProcessGroup, "monitored_barrier")
+            replace_method(dist.ProcessGroup, name, self._issue_message)
+        replace_method(dist.ProcessGroup, "monitored_barrier", self._run_monitored_barrier)
         for name in torch_api.collective_methods():
-            self._keep_result_of(dist.ProcessGroup, name)
+            replace_method(dist.ProcessGroup, name, self._issue_collective)
         for name in ("wait", "get_future"):
-            self._release_after(dist.Work, name)
+            replace_method(dist.Work, name, self._wait_for)
 
-    def _of(self, group: ProcessGroup) -> _Counts:
-        return self._groups.setdefault(group, _Counts())
+    def _issue_message(self, issue: Any, group: ProcessGroup, tensors: list[Tensor], *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        counts, name = self._groups.setdefault(group, _Counts()), issue.__name__
+        tag = named["tag"] if "tag" in named else args[-1] if args else 0
+        peer = args[0] if args else named.get("dstRank", named.get("srcRank"))
+        channel = name != "send", None if name == "recv_anysource" else peer, tag if group.name() in _TAGGED else 0
+        on_cpu = all(getattr(tensor, "is_cpu", False) for tensor in tensors)
+        # gloo takes microseconds, but nccl may wait for the other rank.
+        with counts.lock if on_cpu else nullcontext():
+            work = issue(group, tensors, *args, **named)
+            counts.issued[channel] += 1
+            counts.numbered += on_cpu
+            if on_cpu and work is not None:
+                self.works[work] = ref(group), channel, counts.issued[channel]
+        return work
 
-    def _count(self, owner: Any, name: str) -> None:
-        original, of, works = getattr(owner, name), self._of, self.works
+    def _run_monitored_barrier(self, run: Any, group: ProcessGroup, *args: Any, **named: Any) -> Any:
+        """Leave out the messages that gloo itself sends: rank 0 exchanges some with each other rank."""
+        __tracebackhide__ = True
+        counts = self._groups.setdefault(group, _Counts())
+        before = torch_api.sequence_number(group) or 0
+        try:
+            return run(group, *args, **named)
+        finally:
+            with counts.lock:
+                counts.numbered += (torch_api.sequence_number(group) or 0) - before
 
-        @wraps(original)
-        def method(self: ProcessGroup, tensors: list[Tensor], *args: Any, **named: Any) -> Any:
-            __tracebackhide__ = True
-            counts = of(self)
-            tag = named["tag"] if "tag" in named else args[-1] if args else 0
-            peer = args[0] if args else named.get("dstRank", named.get("srcRank"))
-            channel = name != "send", None if name == "recv_anysource" else peer, tag if self.name() in _TAGGED else 0
-            on_cpu = all(getattr(tensor, "is_cpu", False) for tensor in tensors)
-            # gloo takes microseconds, but nccl may wait for the other rank.
-            with counts.lock if on_cpu else nullcontext():
-                work = original(self, tensors, *args, **named)
-                counts.issued[channel] += 1
-                counts.numbered += on_cpu
-                if on_cpu and work is not None:
-                    works[work] = ref(self), channel, counts.issued[channel]
-            return work
+    def _issue_collective(self, issue: Any, group: ProcessGroup, *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        work = issue(group, *args, **named)
+        if work is not None:
+            self.works[work] = ref(group), None, self.collectives(group)
+            self._keep(group, issue.__name__, work, (*args, *named.values()))
+        return work
 
-        replace_method(owner, name, method)
-
-    def _count_barrier(self, owner: Any, name: str) -> None:
-        original, of = getattr(owner, name), self._of
-
-        @wraps(original)
-        def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
-            """Leave out the messages that gloo itself sends: rank 0 exchanges some with each other rank."""
-            __tracebackhide__ = True
-            counts, before = of(self), torch_api.sequence_number(self) or 0
-            try:
-                return original(self, *args, **named)
-            finally:
-                with counts.lock:
-                    counts.numbered += (torch_api.sequence_number(self) or 0) - before
-
-        replace_method(owner, name, method)
-
-    def _keep_result_of(self, owner: Any, name: str) -> None:
-        original, operations = getattr(owner, name), self
-
-        @wraps(original)
-        def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
-            __tracebackhide__ = True
-            work = original(self, *args, **named)
-            if work is not None:
-                operations.works[work] = ref(self), None, operations.collectives(self)
-                operations._keep(self, name, work, (*args, *named.values()))
-            return work
-
-        replace_method(owner, name, method)
-
-    def _release_after(self, owner: Any, name: str) -> None:
-        original, operations = getattr(owner, name), self
-
-        @wraps(original)
-        def method(self: Work, *args: Any, **named: Any) -> Any:
-            __tracebackhide__ = True
-            operations.awaited = self if name == "wait" and not args and not named else None
-            try:
-                return original(self, *args, **named)
-            except RuntimeError:
-                operations._failed = True
-                raise
-            finally:
-                operations.awaited = None
-                operations._release(self)
-
-        replace_method(owner, name, method)
+    def _wait_for(self, wait: Any, work: Work, *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        self.awaited = work if wait.__name__ == "wait" and not args and not named else None
+        try:
+            return wait(work, *args, **named)
+        except RuntimeError:
+            self._failed = True
+            raise
+        finally:
+            self.awaited = None
+            self._release(work)
 
     # Counts
 
@@ -196,7 +170,7 @@ class Operations:
     # Collectives without a wait
 
     def _keep(self, group: ProcessGroup, name: str, work: Work, args: tuple[object, ...]) -> None:
-        function, code, line = find_place(name, _getframe(2))
+        function, code, line = find_place(name, _getframe(3))
         if self.last_place is not None:
             self.last_place.set(code, line)
         if self._in_test() and self._is_of_gloo(group, args):
@@ -256,8 +230,18 @@ def counter(channel: Channel) -> str:
     return f"{'received' if receives else 'sent'} {peer} {tag}"
 
 
-def replace_method(owner: type, name: str, method: Any) -> None:
-    """Replace the method `name` of a class of torch, written in C++, with the function `method`, which calls it."""
+def replace_method(owner: type, name: str, call: Callable[..., Any]) -> None:
+    """Replace the method `name` of a class of torch, written in C++, with a function that makes `call` instead.
+
+    The arguments of `call` are the original method, the object, and the arguments of the method.
+    """
+    original = getattr(owner, name)
+
+    def method(self: Any, *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        return call(original, self, *args, **named)
+
+    update_wrapper(method, original)
     # pybind11 recognizes by this name that a method of a subclass calls its original, and then does not call it again.
     method.__code__ = method.__code__.replace(co_name=name)
     torch_api.skip_in_compiler(method.__code__)

@@ -1,7 +1,4 @@
-"""Settings of the process that the leak check compares before and after the call of a test, and puts back if it can.
-
-Also the random states with which a rank begins.
-"""
+"""Settings of the process that the leak check compares before and after the call of a test, and puts back if it can."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from linecache import getlines
-from multiprocessing import current_process
 from operator import attrgetter
-from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask, urandom
+from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask
 from signal import ITIMER_REAL, Signals, getitimer, getsignal, setitimer, signal
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -215,16 +211,3 @@ def _text(value: object) -> str:
     if isinstance(value, FunctionType):
         return f"{value.__module__}.{value.__qualname__}"
     return "unset" if value is None else str(value)
-
-
-def reseed() -> None:
-    """Give this process random states of its own, as a new interpreter has; ranks are forked with the same states.
-
-    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only.
-    """
-    # With the same key, a rank could connect to other ranks' managers of `multiprocessing` without having their keys.
-    current_process().authkey = urandom(32)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.seed()
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed()

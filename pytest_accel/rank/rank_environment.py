@@ -1,8 +1,10 @@
-"""Environment variables of a rank."""
+"""Environment variables and random states of a rank."""
 
 from __future__ import annotations
 
 import os
+import sys
+from multiprocessing import process
 
 import psutil
 
@@ -59,3 +61,16 @@ def _interface_of(spec: WorldSpec, rank: int) -> str | None:
         if any(one.address.partition("%")[0] == address for one in known):
             return name
     return None
+
+
+def reseed() -> None:
+    """Give this process random states of its own, as a new interpreter has; ranks are forked with the same states.
+
+    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only.
+    """
+    # With the same key, a rank could connect to other ranks' managers of `multiprocessing` without having their keys.
+    process.current_process().authkey = os.urandom(32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()

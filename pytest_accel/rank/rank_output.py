@@ -1,8 +1,8 @@
 """The output of a rank, in files: what is written to its standard streams, what it logs, and what pytest shows.
 
-Descriptors 1 and 2 refer to files as long as the rank lives. pytest's capture reads these files after each phase, the
-driver reads them if the rank dies, ``-s`` shows them while they grow, and ``--accel-output`` keeps them. So no text is
-copied, none is lost if the rank dies, whichever code has written it, and no rank waits for a reader.
+Descriptors 1 and 2 refer to one file as long as the rank lives. pytest's capture reads it after each phase, the driver
+reads it if the rank dies, ``-s`` shows it while it grows, and ``--accel-output`` keeps it. So no text is copied, no
+text is lost if the rank dies, whichever code has written it, and no rank waits for a reader.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import io
 import logging
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from os import (
     O_APPEND,
@@ -44,48 +43,38 @@ from pytest_accel.compat.pytest_shims import (
     set_terminal_file,
 )
 from pytest_accel.core.node_refs import NodeRef
-from pytest_accel.core.paths import (
-    HEADING,
-    kept_log_path,
-    records_path,
-    stderr_path,
-    stdout_path,
-    terminal_path,
-)
+from pytest_accel.core.paths import HEADING, rank_path
 from pytest_accel.core.rank_names import line_prefix
 from pytest_accel.core.truncation import read_end
 from pytest_accel.rank.context import RankContext
 
 _open = open  # A test may replace it.
+_NAMES = {1: "stdout", 2: "stderr"}
+"""The standard streams of `sys` by their descriptors."""
 
 
 class RankOutput:
-    """Pytest plugin of a rank that owns the files of its output; it only looks at them if a test writes nothing."""
+    """Pytest plugin of a rank that owns the file of its output; it only looks at it if a test writes nothing."""
 
     def __init__(self, context: RankContext) -> None:
-        """Make descriptors 1 and 2 write to the files of this rank, and 0 read from the null device.
+        """Make descriptors 1 and 2 write to the file of this rank, and 0 read from the null device.
 
-        If the output is shown or kept, one file has both streams, in the order in which the text is written, of all
-        tests. Otherwise each stream has a file of its own, with the text of one phase.
+        If the output is shown or kept, the file has the text of all tests, otherwise that of one phase.
         """
         self._session = session = context.session
         directory, world, rank = session.directory, context.spec.world, context.rank
-        self._stdout = stdout_path(directory, world, rank)
-        self._records = records_path(directory, world, rank)
-        self._terminal = terminal_path(directory, world, rank)
+        path = rank_path(directory, world, rank, "output")
+        self._records = rank_path(directory, world, rank, "records")
+        self._shown = rank_path(directory, world, rank, session.shows) if session.shows is not None else None
+        """The file to which pytest's terminal writer appends; None if the session shows nothing of it."""
         self._prefix = line_prefix(rank, context.spec.ranks)
-        self._is_one = session.streams or session.logs is not None
         if session.logs is not None:
             with suppress(OSError):  # On another machine than the session's, the folder may be missing.
-                _make_kept(kept_log_path(session.logs, world, rank), self._stdout)
+                _make_kept(f"{session.logs}/world-{world}-rank-{rank}.log", path)
         null = open_descriptor(devnull, O_RDONLY)
         dup2(null, 0)
         close(null)
-        stderr = self._stdout if self._is_one else stderr_path(directory, world, rank)
-        self._streams = (
-            _Stream(1, "stdout", self._stdout, is_captured=not session.streams, is_appended=self._is_one),
-            _Stream(2, "stderr", stderr, is_captured=not self._is_one, is_appended=self._is_one),
-        )
+        self._streams = _Streams(path, keeps=session.shows == "output" or session.logs is not None)
         # Neither Python nor C hold text back: it would be lost if the process died, and out of order.
         libc = ctypes.CDLL(None)
         stdout = ctypes.c_void_p.in_dll(libc, "__stdoutp" if sys.platform == "darwin" else "stdout")
@@ -93,16 +82,15 @@ class RankOutput:
 
     def begin(self, node: NodeRef) -> None:
         """Begin the output of the test `node`. Text that has been written before is not captured any more."""
-        for stream in self._streams:
-            stream.snap()
-        if self._is_one:
+        self._streams.snap()
+        if self._streams.keeps:
             name = "::".join((relpath(node.path, self._session.invocation_dir), *node.names))
-            _append(self._stdout, f"{HEADING}{name}\n")
+            _append(self._streams.path, f"{HEADING}{name}\n")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        """Let pytest capture from the files, before any code of the suite runs."""
-        capture_with(early_config, *self._streams)
+        """Let pytest capture from the file, before any code of the suite runs."""
+        capture_with(early_config, self._streams)
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -114,16 +102,9 @@ class RankOutput:
             original = handler.format
             handler.format = lambda record: self._prefix + original(record).replace("\n", f"\n{self._prefix}")
         if config.pluginmanager.has_plugin("terminalreporter"):
-            set_terminal_file(config, _Lines(self._show))
+            set_terminal_file(config, _Lines(self._shown))
             if getattr(config.option, "setupshow", False):
                 hide_names_of_tests(config)
-
-    def _show(self, text: str) -> None:
-        """Show `text`, which pytest writes to its terminal, if the session shows such text."""
-        if self._session.streams:
-            sys.stdout.write(text)
-        elif self._session.shows_logs:
-            _append(self._terminal, text)
 
 
 def _make_kept(path: str, link: str) -> None:
@@ -135,61 +116,56 @@ def _make_kept(path: str, link: str) -> None:
     symlink(path, link)
 
 
-class _Stream:
-    """A standard stream of the rank, which writes to a file, and takes the place of pytest's `FDCapture`."""
+class _Streams:
+    """The standard streams of the rank, which write to one file; takes the place of pytest's `FDCapture`."""
 
-    def __init__(self, number: int, name: str, path: str, *, is_captured: bool, is_appended: bool) -> None:
-        """Make the descriptor `number` and the stream `name` of `sys` write to the file `path`."""
-        self._number = number
-        self._name = name
-        self._path = path
-        self._is_captured = is_captured
-        self._is_appended = is_appended
+    def __init__(self, path: str, *, keeps: bool) -> None:
+        """Make descriptors 1 and 2 and the streams of `sys` write to `path`, which `keeps` what has been captured."""
+        self.path = path
+        self.keeps = keeps
         self._read = 0
         """Bytes at the beginning of the file that have been captured, or were written before the test."""
         self._redirect()
-        self._stream = io.TextIOWrapper(_Unclosed(number, name), "utf-8", "replace", newline="", write_through=True)
-        setattr(sys, name, self._stream)
-        setattr(sys, f"__{name}__", self._stream)
+        self._streams = {
+            name: io.TextIOWrapper(_Unclosed(number, name), "utf-8", "replace", newline="", write_through=True)
+            for number, name in _NAMES.items()
+        }
+        vars(sys).update({f"__{name}__": stream for name, stream in self._streams.items()}, **self._streams)
 
     def _redirect(self) -> None:
-        file = open_descriptor(self._path, O_RDWR | O_CREAT | O_APPEND, 0o600)
+        file = open_descriptor(self.path, O_RDWR | O_CREAT | O_APPEND, 0o600)
         self._identity = fstat(file)
-        dup2(file, self._number)
+        for number in _NAMES:
+            dup2(file, number)
         close(file)
 
-    def _file(self) -> tuple[int | str, int]:
-        """Return the descriptor and the size of the file.
-
-        Return the path for the descriptor if a test has closed or replaced this, or a debugger uses it.
-        """
+    def _writes_here(self, number: int) -> bool:
+        """Return False if a test has closed or replaced the descriptor `number`, or a debugger uses it."""
         with suppress(OSError):
-            if samestat(found := fstat(self._number), self._identity):
-                return self._number, found.st_size
-        return self._path, stat(self._path).st_size
+            return samestat(fstat(number), self._identity)
+        return False
 
     def start(self) -> None:
-        """Undo what the test has done to the stream and its descriptor."""
-        setattr(sys, self._name, self._stream)
-        if self._file()[0] != self._number:
+        """Undo what the test has done to the streams and their descriptors."""
+        vars(sys).update(self._streams)
+        if not all(map(self._writes_here, _NAMES)):
             self._redirect()
 
     resume = start
 
     def suspend(self) -> None:
-        """Do nothing: the stream goes on writing to the file."""
+        """Do nothing: the streams go on writing to the file."""
 
     done = suspend
 
     def snap(self) -> str:
-        """Return the text since the last call, and remove it from a file that is not appended to."""
-        if not self._is_captured:
-            return ""
-        file, size = self._file()
+        """Return the text since the last call, and remove it from the file unless that keeps it."""
+        file = next(filter(self._writes_here, _NAMES), self.path)
+        size = stat(file).st_size
         if size <= self._read:
             return ""
         text = read_end(file, self._read)
-        if self._is_appended:
+        if self.keeps:
             self._read = size
         else:
             truncate(file, 0)
@@ -222,9 +198,9 @@ def _append(path: str, text: str) -> None:
 class _Lines(io.TextIOBase):
     """The file of pytest's terminal writer in a rank. It passes on lines that are not empty; a flush ends a line."""
 
-    def __init__(self, show: Callable[[str], object]) -> None:
-        """Pass lines on to `show`."""
-        self._show = show
+    def __init__(self, path: str | None) -> None:
+        """Append lines to the file `path`; show none if it is None."""
+        self._path = path
         self._line = ""
 
     def write(self, text: str) -> int:
@@ -235,8 +211,8 @@ class _Lines(io.TextIOBase):
 
     def flush(self) -> None:
         line, self._line = self._line.strip("\n"), ""
-        if line:
-            self._show(f"{line}\n")
+        if line and self._path is not None:
+            _append(self._path, f"{line}\n")
 
 
 def _is_not_from_torch(record: logging.LogRecord) -> bool:

@@ -19,7 +19,7 @@ from pytest_accel.compat import torch_api, torch_errors
 from pytest_accel.compat.pytest_shims import filter_frames
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
-from pytest_accel.core.truncation import cut, cut_failure
+from pytest_accel.core.truncation import cut_failure
 from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import ExceptionSketch
 from pytest_accel.messages.serialization import plain_properties, sketch, travels
@@ -112,9 +112,7 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
     if config.get_verbosity() < 2:
         cut_failure(data.get("longrepr"))
     data["user_properties"] = plain_properties(data.get("user_properties", ()))
-    data = {name: value for name, value in data.items() if travels(value)}
-    data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
-    return data
+    return {name: value for name, value in data.items() if travels(value)}
 
 
 def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from pytest_accel import PreloadWarning, features
-from pytest_accel.compat import torch_errors
+from pytest_accel.compat import torch_api, torch_errors
 from pytest_accel.compat.pytest_shims import forget_sections, is_subtest, rename
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
@@ -30,6 +30,9 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
+    Finished,
+    Leak,
+    LeakKind,
     PhaseReport,
     RunTest,
     WarningSketch,
@@ -40,7 +43,7 @@ from pytest_accel.rank import device_memory, flight_recorder, group_state, torch
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
-from pytest_accel.rank.leak_check import LeakCheck, check_failed
+from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports, collect_rank_data, phase_data, serialize
@@ -162,10 +165,10 @@ class TestRunner:
             rename(item, *request.names)  # In a rank, one item may be several tests of the driver.
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
-            test.late_teardown_error = self._collector.tear_down_unshared(item)
+            if text := self._collector.tear_down_to(session, item).text:
+                test.late_teardown_error = f"teardown of the fixtures kept for another test failed:\n{text}"
         except FileSkipped as skipped:
             # There is no item, so pytest's protocol cannot run: make the reports here, without its hooks.
-            self._leak_check.begin()  # Otherwise, `_finish` would compare with the state before an earlier test.
             test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
@@ -178,7 +181,6 @@ class TestRunner:
             driver.send(CannotRun(format_exc()))
             return
         self._context.raised_errors.begin()
-        self._leak_check.begin()
         test.item = item
         session.items, session.testscollected = [item], 1
         forget_sections(item)  # The item has run before in a rerun, or if it is several tests of the driver.
@@ -191,13 +193,12 @@ class TestRunner:
         finally:
             self._debugger.end()
             self._debugger.driver = None
-        self._collector.keep_setup(item, following, request.next)
         self._finish(test)
 
     def tear_down(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Tear down all fixtures after the last test, and answer `driver`."""
         try:
-            driver.send(self._collector.tear_down_all(session))
+            driver.send(self._collector.tear_down_to(session, None))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
             driver.send(self._exit_request(self._test.request.serial, error))
 
@@ -233,10 +234,9 @@ class TestRunner:
             peak = device_memory.peak_memory(context.torch_device)
             finished = structs.replace(
                 finished,
-                collectives=group_state.collectives(context),
-                groups=group_state.created_count(),
+                uses=group_state.uses(context),
+                groups=torch_api.created_groups(),
                 unawaited=context.operations.end(),
-                messages=group_state.messages(context),
                 properties={} if peak is None else {"accel_peak_memory": peak},
             )
             if failed_work is None:
@@ -247,7 +247,8 @@ class TestRunner:
                 finished = structs.replace(finished, doubt=doubt)
         except Exception as error:
             # The test may have broken what is looked at here. The driver waits for the last message in any case.
-            finished = check_failed(error)
+            unchecked = Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True)
+            finished = Finished(leaks=(unchecked,))
         finished = structs.replace(
             finished,
             serial=test.request.serial,

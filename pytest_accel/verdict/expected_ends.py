@@ -90,8 +90,8 @@ def unexplained(
     collectives and messages differ in any way.
     """
     gone = {end.rank for end in ends}
-    groups = [one for left in finished.values() for one in left.collectives.items()]
-    broken = {name for name, (members, _) in groups if not gone.isdisjoint(members)}
+    uses = [one for left in finished.values() for one in left.uses.items()]
+    broken = {name for name, (members, *_) in uses if not gone.isdisjoint(members)}
     is_uneven = UNEVEN_COLLECTIVES in ends
     return [one for one in found if one.detail != "collectives" or not (is_uneven or one.group in broken)]
 

@@ -133,7 +133,8 @@ def _is_plain_pass(phase: Phase) -> bool:
         and not any(one.report.report.keys() - _PLAIN_REPORT for one in phase.outcomes if one.report is not None)
         and all(one == Announced(one.serial) for one in phase.announced)
         and not (phase.failed_subtests or phase.late_errors or phase.leak_errors)
-        and all(one == Finished(one.serial, left[0].collectives, groups=left[0].groups) for one in left)
+        and all(one == Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left)
+        and not any(messages for one in left[:1] for _, _, messages in one.uses.values())
     )
 
 

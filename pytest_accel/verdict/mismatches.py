@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import Finished, UnawaitedCollective
+from pytest_accel.messages.rank_messages import Finished, GroupUse, UnawaitedCollective
 
 
 class Mismatch(Struct, frozen=True):
@@ -28,16 +28,23 @@ class Mismatch(Struct, frozen=True):
     """The ranks of that group."""
 
 
+def _by_group(finished: Mapping[int, Finished]) -> dict[tuple[str, tuple[int, ...]], dict[int, GroupUse]]:
+    """Return what each rank has issued in each process group that it has, by name and members of the group."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupUse]] = {}
+    for rank, left in finished.items():
+        for name, use in left.uses.items():
+            groups.setdefault((name, use[0]), {})[rank] = use
+    return groups
+
+
 def compare_collectives(finished: Mapping[int, Finished]) -> list[Mismatch]:
     """Return the process groups in which the ranks issued different numbers of collectives."""
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
-    for rank, left in finished.items():
-        for name, (members, number) in left.collectives.items():
-            if number is not None:
-                groups.setdefault((name, members), {})[rank] = number
-    return [
-        Mismatch("collectives", numbers, *group) for group, numbers in groups.items() if len(set(numbers.values())) > 1
-    ]
+    found = []
+    for group, uses in _by_group(finished).items():
+        numbers = {rank: number for rank, (_, number, _) in uses.items() if number is not None}
+        if len(set(numbers.values())) > 1:
+            found.append(Mismatch("collectives", numbers, *group))
+    return found
 
 
 def compare_groups(finished: Mapping[int, Finished]) -> list[Mismatch]:
@@ -51,13 +58,9 @@ def have_different_groups(finished: Mapping[int, Finished]) -> bool:
 
     torch numbers groups in all ranks, and derives from the number the name of a group that only its members make.
     """
-    held: dict[tuple[str, tuple[int, ...]], set[int]] = {}
-    for rank, left in finished.items():
-        for name, (members, _) in left.collectives.items():
-            held.setdefault((name, members), set()).add(rank)
     return any(
-        not ranks >= finished.keys() & (members if name == DEFAULT_GROUP or name.isdigit() else finished.keys())
-        for (name, members), ranks in held.items()
+        not uses.keys() >= finished.keys() & (members if name == DEFAULT_GROUP or name.isdigit() else finished.keys())
+        for (name, members), uses in _by_group(finished).items()
     )
 
 
@@ -72,20 +75,15 @@ def unawaited_collectives(finished: Mapping[int, Finished]) -> dict[UnawaitedCol
 
 def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
     """Return whether messages of any test or fixture are still on their way, or are awaited."""
-    groups = {(name, members) for left in finished.values() for name, (members, _) in left.collectives.items()}
-    for name, members in groups:
-        # A rank that has destroyed the group has left nothing in it.
-        ranks = {
-            rank: left.messages.get(name, {})
-            for rank, left in finished.items()
-            if left.collectives.get(name, ((), 0))[0] == members
-        }
-        for tag in {tag for messages in ranks.values() for _, _, tag in messages}:
-            for receiver, received in ranks.items():
+    # A rank that has destroyed the group has left nothing in it.
+    for (_, members), uses in _by_group(finished).items():
+        messages = {rank: issued for rank, (_, _, issued) in uses.items()}
+        for tag in {tag for issued in messages.values() for _, _, tag in issued}:
+            for receiver, received in messages.items():
                 rest = [
                     sent.get((False, members.index(receiver), tag), 0)
                     - received.get((True, members.index(sender), tag), 0)
-                    for sender, sent in ranks.items()
+                    for sender, sent in messages.items()
                 ]
                 if min(rest) < 0 or sum(rest) != received.get((True, None, tag), 0):
                     return True

@@ -135,10 +135,10 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     assert f"{crash}: in crash\n    {_CRASH.strip()}\n" in report
     assert f"E   {message}\n" in report
     assert "before the crash of 1" in report
-    for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "Captured stderr"):
+    for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "Fatal Python error"):
         assert text not in report.partition("- Captured log call")[0]
     child_report = run.failure("test_child_crashes")
-    assert "Fatal Python error: Segmentation fault" in child_report.partition("Captured stderr call [rank 1]")[2]
+    assert "Fatal Python error: Segmentation fault" in child_report.partition("Captured stdout call [rank 1]")[2]
 
 
 @pytest.mark.long

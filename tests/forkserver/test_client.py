@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from pytest_accel.core import session_folder
-from pytest_accel.core.paths import socket_path
+from pytest_accel.core.paths import rank_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
 from pytest_accel.forkserver.server_messages import (
@@ -222,7 +222,7 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
         await soon(lambda: not suite.is_locked())
 
         descriptor = suite.take_lock()
-        Path(socket_path(suite.spec.directory, 4, 0)).touch()
+        Path(rank_path(suite.spec.directory, 4, 0, "sock")).touch()
         server.start(suite.world(4), [descriptor])
         os.close(descriptor)
         failed = await reports.next(StartFailed, world=4)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pytest_accel.messages.rank_messages import Finished
+from pytest_accel.messages.rank_messages import Finished, GroupUse
 from pytest_accel.verdict.mismatches import (
     Mismatch,
     compare_collectives,
@@ -24,8 +24,7 @@ def have_unmet(*ranks: Counts, members: tuple[int, ...] | None = None) -> bool:
         {
             rank: Finished(
                 1,
-                {"3": (members, 0)},
-                messages={"3": {(direction == "from", peer, tag): n for (direction, peer, tag), n in counts.items()}},
+                {"3": (members, 0, {(one == "from", peer, tag): n for (one, peer, tag), n in counts.items()})},
             )
             for rank, counts in zip(members, ranks, strict=True)
         }
@@ -53,23 +52,24 @@ def test_messages_that_have_not_met(ranks: tuple[Counts, ...], unmet: bool) -> N
 
 
 def test_a_rank_that_has_destroyed_the_group_has_left_nothing() -> None:
-    left = Finished(1, {"3": ((0, 1), 0)}, messages={"3": {(False, 1, 0): 1}})
+    left = Finished(1, {"3": ((0, 1), 0, {(False, 1, 0): 1})})
     assert not have_unmet_messages({0: left, 1: Finished(1, {})})
 
 
-def finished(*counts: Mapping[str, tuple[tuple[int, ...], int | None]]) -> dict[int, Finished]:
-    return {rank: Finished(1, collectives) for rank, collectives in enumerate(counts)}
+def finished(*counts: Mapping[str, GroupUse]) -> dict[int, Finished]:
+    return {rank: Finished(1, uses) for rank, uses in enumerate(counts)}
 
 
 def test_ranks_with_equal_numbers_of_collectives_do_not_differ() -> None:
     assert compare_collectives({}) == compare_collectives(finished({}, {})) == []
-    assert compare_collectives(finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 4)})) == []
+    assert compare_collectives(finished({"0": ((0, 1), 4, {})}, {"0": ((0, 1), 4, {})})) == []
 
 
 def test_groups_with_the_same_name_and_different_members_are_different_groups() -> None:
     """Give each pair of ranks its own group. A rank knows only the groups that it belongs to."""
     left, right, world = (0, 1), (2, 3), (0, 1, 2, 3)
-    counts = [{"0": (world, 1), "1": (pair, number)} for pair, number in ((left, 5), (left, 5), (right, 6), (right, 6))]
+    numbers: list[tuple[tuple[int, ...], int]] = [(left, 5), (left, 5), (right, 6), (right, 6)]
+    counts: list[dict[str, GroupUse]] = [{"0": (world, 1, {}), "1": (pair, number, {})} for pair, number in numbers]
     assert compare_collectives(finished(*counts)) == []
-    counts[3]["1"] = (right, 7)
+    counts[3]["1"] = (right, 7, {})
     assert compare_collectives(finished(*counts)) == [Mismatch("collectives", {2: 6, 3: 7}, "1", right)]

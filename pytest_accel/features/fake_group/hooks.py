@@ -94,21 +94,17 @@ def pytest_accel_open_fake_group(context: RankContext) -> Store:
         "process: use another backend, and no more ranks than the machine can run"
     )
 
-    def replace(name: str) -> None:
-        original = getattr(dist.ProcessGroup, name)
-
-        def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
-            __tracebackhide__ = True
-            function, code, line = find_place(name, _getframe(1))
-            # A receive would leave its buffer as it is, and a send that nobody receives would complete. Functions that
-            # exchange objects would read sizes from uninitialised memory, or return one rank's object for each, so that
-            # a comparison of ranks always passes. After a broadcast from this rank, a real rank has the same objects.
-            is_of_objects = "_object" in function and not (name == "broadcast" and args[1].rootRank == self.rank())
-            if name in _MESSAGES or is_of_objects:
-                calls.refuse(f"{function} {why}", code.co_filename, line)
-            return original(self, *args, **named)
-
-        replace_method(dist.ProcessGroup, name, method)
+    def issue(original: Any, group: ProcessGroup, *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        name = original.__name__
+        function, code, line = find_place(name, _getframe(2))
+        # A receive would leave its buffer as it is, and a send that nobody receives would complete. Functions that
+        # exchange objects would read sizes from uninitialised memory, or return one rank's object for each, so that a
+        # comparison of ranks always passes. After a broadcast from this rank, a real rank has the same objects.
+        is_of_objects = "_object" in function and not (name == "broadcast" and args[1].rootRank == group.rank())
+        if name in _MESSAGES or is_of_objects:
+            calls.refuse(f"{function} {why}", code.co_filename, line)
+        return original(group, *args, **named)
 
     def refuse_store(*args: object, **named: object) -> NoReturn:
         __tracebackhide__ = True
@@ -116,7 +112,7 @@ def pytest_accel_open_fake_group(context: RankContext) -> Store:
         calls.refuse(f"the store of the process group {why}", code.co_filename, line)
 
     for name in (*_MESSAGES, *torch_api.collective_methods()):
-        replace(name)
+        replace_method(dist.ProcessGroup, name, issue)
     dist.set_debug_level(dist.DebugLevel.OFF)  # Else torch compares the collectives of all ranks through the store.
     try:
         store = torch_api.make_fake_store(refuse_store)

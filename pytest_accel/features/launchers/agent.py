@@ -26,7 +26,7 @@ from msgspec import Struct, structs
 from pytest_accel.core import loop_tasks, prctl, session_folder, threads
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import server_log_path, socket_path
+from pytest_accel.core.paths import rank_path, server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import (
@@ -170,7 +170,7 @@ class _Agent:
     def _open_target(self, target: Target) -> tuple[socket.socket, int | None]:
         """See :meth:`AgentLink.start`."""
         if isinstance(target, RankTarget):
-            path = socket_path(self._directory, target.world, target.rank)
+            path = rank_path(self._directory, target.world, target.rank, "sock")
             return unix_sockets.connect(path), prctl.end_of(target.pid)
         ours, end = unix_sockets.pair()
         if isinstance(target, InspectorTarget):

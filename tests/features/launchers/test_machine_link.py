@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import prctl
-from pytest_accel.core.paths import agent_path, socket_path
+from pytest_accel.core.paths import agent_path, rank_path
 from pytest_accel.features.launchers.agent_messages import StartServer
 from pytest_accel.features.launchers.machine_link import DriverLink, Target, call
 from pytest_accel.messages import unix_sockets
@@ -52,7 +52,7 @@ class Ends:
 
     def _open(self, target: Target) -> tuple[socket.socket, int | None]:
         if isinstance(target, RankTarget):
-            rank = unix_sockets.connect(socket_path(str(self.there), target.world, target.rank))
+            rank = unix_sockets.connect(rank_path(str(self.there), target.world, target.rank, "sock"))
             return rank, prctl.end_of(target.pid)
         ours, end = socket.socketpair()
         self.servers.append(end)
@@ -77,7 +77,7 @@ def rank(ends: Ends, number: int, pid: int | None = None) -> Iterator[tuple[sock
     """Yield a driver's connection to a rank on the agent's machine, and the rank's end of it."""
     target = RankTarget(1, number, os.getpid() if pid is None else pid)
     with (
-        unix_sockets.listen(socket_path(str(ends.there), 1, number), 1) as listener,
+        unix_sockets.listen(rank_path(str(ends.there), 1, number, "sock"), 1) as listener,
         call_agent(ends.path, target) as here,
         unix_sockets.accept(listener) as there,
     ):
