@@ -173,10 +173,11 @@ def test_a_topology_file_is_found_after_a_change_of_folder(tmp_path: Path, monke
     assert describe(_machine("sim:m.toml").session) == "accel: sim, 1 device: x"
 
 
+TOY = KindFacts("toy")
+
+
 class Toy(BaseVendor):
     """A vendor of another package, with one device."""
-
-    facts = KindFacts("toy")
 
     def discover(self) -> tuple[Device, ...]:
         return (Device("toy", "toy-0", 0, "Toy"),)
@@ -206,7 +207,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], None
 @pytest.mark.parametrize("method", ["lacking", "discover", "visible", "health", None])
 def test_auto_ignores_a_kind_whose_vendor_fails(publish: Callable[[object], None], method: str | None) -> None:
     failing = type("Toy", (Toy,), {} if method is None else {method: _fail})
-    publish(lambda argument: failing())
+    publish(lambda argument: failing(TOY))
     found = Machine(parse_kind("auto"), environ={}, skip_busy=True).session
     if method is None:
         assert _ids(found) == ["toy-0"]
@@ -219,10 +220,10 @@ def test_auto_names_the_devices_that_torch_cannot_use_and_does_not_read_their_ma
     publish: Callable[[object], None],
 ) -> None:
     unusable = {"lacking": lambda self: "torch_toy is not installed", "visible": _fail}
-    publish(lambda argument: type("Toy", (Toy,), unusable)())
+    publish(lambda argument: type("Toy", (Toy,), unusable)(TOY))
     assert Machine(parse_kind("auto"), environ={}).session.notes == ("Toy ignored, since torch_toy is not installed",)
     # Nothing is said of a kind without devices.
-    publish(lambda argument: type("Toy", (Toy,), {**unusable, "discover": lambda self: ()})())
+    publish(lambda argument: type("Toy", (Toy,), {**unusable, "discover": lambda self: ()})(TOY))
     assert Machine(parse_kind("auto"), environ={}).session.notes == ()
 
 
@@ -230,7 +231,7 @@ def test_a_kind_that_needs_an_argument_is_used_only_with_one(publish: Callable[[
     def make(argument: str | None) -> Toy:
         if argument is None:
             raise ValueError("allowed is toy:N")
-        return Toy()
+        return Toy(TOY)
 
     publish(make)
     why = "kind 'toy' of toys:make: allowed is toy:N"
