@@ -150,12 +150,6 @@ def test_equal_pairs_have_no_ties() -> None:
     assert ties([device(0)], None) == ()
 
 
-def test_nvlinks_count_more_than_a_common_numa_node() -> None:
-    assert linked(device(0, d1="nvlink"), device(1)) > linked(device(0, numa=0, d1="pcie"), device(1, numa=0))
-    assert linked(device(0, numa=0), device(1, numa=0)) > linked(device(0, numa=0), device(1, numa=1))
-    assert linked(device(0), device(1)) == 0
-
-
 def test_devices_of_one_model_are_preferred_and_then_linked_ones() -> None:
     assert best([device(0, "A", d1="nvlink"), device(1, "B", d0="nvlink"), device(2, "A")]) == ("d0", "d2")
     assert best([device(0), device(1, d2="nvlink"), device(2, d1="nvlink")]) == ("d1", "d2")

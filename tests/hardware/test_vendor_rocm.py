@@ -164,8 +164,6 @@ def test_verification_compares_count_and_ids() -> None:
     vendor.compare(devices[:1], ["?"], {})
     with pytest.raises(MaskError, match=r"should see 1 rocm .* HIP_VISIBLE_DEVICES='1'"):
         vendor.compare(devices[1:2], IDS[:1], {HIP: "1"})
-    with pytest.raises(MaskError, match="but sees 0"):
-        vendor.compare(devices[:1], [], {})
 
 
 def test_a_faulty_gpu_is_left_out_and_keeps_its_index(tmp_path: Path) -> None:

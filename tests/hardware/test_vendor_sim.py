@@ -120,11 +120,5 @@ def test_a_process_is_verified_against_its_environment() -> None:
     vendor.verify(devices, {})
     vendor.verify(devices[1:], {"SIM_VISIBLE_DEVICES": "sim-1,sim-2"})
     vendor.verify((), {"SIM_VISIBLE_DEVICES": ""})
-    message = (
-        "the process should see 1 sim devices (sim-1) but sees 2 (sim-1, sim-0); "
-        "environment: SIM_VISIBLE_DEVICES='sim-1,sim-0'"
-    )
-    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        vendor.verify(devices[1:2], {"SIM_VISIBLE_DEVICES": "sim-1,sim-0"})
     with pytest.raises(MaskError):
         vendor.verify(devices, {"SIM_VISIBLE_DEVICES": "1,0,2"})
