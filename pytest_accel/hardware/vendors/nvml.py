@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from pytest_accel.core.device import Device, Link, Near
-from pytest_accel.hardware.health import ComputeMode, Facts, Process
+from pytest_accel.hardware.health import ComputeMode, Facts
 
 
 def driver_installed() -> bool:
@@ -74,7 +74,7 @@ def users(nvml: Any, device: Device) -> Facts:
     found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     return replace(
         facts,
-        processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()),
+        processes={one.pid: one.usedGpuMemory for one in found or ()},
         memory_used=memory.used if memory else None,
         memory_free=memory.free if memory else None,
     )

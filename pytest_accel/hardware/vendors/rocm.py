@@ -22,7 +22,7 @@ from types import MappingProxyType
 from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.health import Facts, Health, Process, judge, judge_all
+from pytest_accel.hardware.health import Facts, Health, judge, judge_all
 from pytest_accel.hardware.masks import read_devices
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
@@ -111,9 +111,9 @@ class Rocm(BaseVendor):
         errors = _UNCORRECTED.search(read_text(folder / "ras/umc_err_count"))
         total, used = read_number(folder / "mem_info_vram_total"), read_number(folder / "mem_info_vram_used")
         files = (self._root / "sys/class/kfd/kfd/proc").glob(f"[0-9]*/vram_{self._gpus.get(device.id)}")
-        users = [(int(file.parent.name), read_number(file)) for file in files]
+        users = sorted((int(file.parent.name), read_number(file)) for file in files)
         return Facts(
-            processes=tuple(Process(pid, size) for pid, size in sorted(users) if size),
+            processes={pid: size for pid, size in users if size},
             ecc_errors=int(errors[1]) if errors else 0,
             memory_used=used,
             memory_free=total - used if total is not None and used is not None else None,
