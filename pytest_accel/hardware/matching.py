@@ -57,7 +57,7 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     short = [(count, requirement) for count, requirement in met if count < len(there)]
     if len(short) > 1:
         short.append((len(able), "all of it"))
-    text += "".join(f", {count or 'none'} of them with {requirement}" for count, requirement in short)
+    text += "".join(f", {f'{count} of them' if count else 'none'} with {requirement}" for count, requirement in short)
     if inventory.visible < inventory.present or inventory.outer:
         text += f" ({', '.join(masked(inventory))})"
     return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
@@ -102,7 +102,7 @@ def _requirements(need: DeviceNeed) -> list[_Requirement]:
     if need.share is not None:
         found.append(_Requirement("so much memory", lambda device: parts(need.share, device) is not None, False))
     if need.count > 1:
-        text = "all of a card (a process sees one MIG instance at most)"
+        text = "a whole card (a process sees one MIG instance at most)"
         found.append(_Requirement(text, lambda device: device.parent is None, False))
     return found
 

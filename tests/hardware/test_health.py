@@ -68,11 +68,6 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
             Health("sick", "it has had an uncorrectable memory error (ECC) since its driver was loaded"),
         ),
         (
-            Facts(ecc_errors=12),
-            set(),
-            Health("sick", "it has had 12 uncorrectable memory errors (ECC) since its driver was loaded"),
-        ),
-        (
             Facts({7: 2 * GIB}),
             set(),
             Health("busy", "is used by pid 7 (trainer, 2 GiB)", None, frozenset({7}), sees_users=True),
@@ -82,11 +77,7 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
             {7},
             Health("busy", "is used by pid 8 (not visible from here)", None, frozenset({7, 8})),
         ),
-        (
-            Facts({7: None, 8: GIB}),
-            {7, 8},
-            Health(pids=frozenset({7, 8})),
-        ),
+        (Facts({7: None, 8: GIB}), {7, 8}, Health(pids=frozenset({7, 8}))),
     ],
 )
 def test_health_follows_from_the_properties_of_a_device(facts: Facts, own: set[int], health: Health) -> None:

@@ -140,7 +140,6 @@ SLOTS = tuple(Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in e
     ("inventory", "header"),
     [
         (Inventory("none"), "no accelerator found (ranks run on the CPU)"),
-        (Inventory("cuda", (T4,), present=1, visible=1), "cuda, 1 device: NVIDIA T4 (15 GiB)"),
         (
             Inventory(
                 "cuda", (A100[0], T4, A100[1]), "fastest", {"CUDA_VISIBLE_DEVICES": "0,2,3"}, 4, 3, ("GPU 4: x",)

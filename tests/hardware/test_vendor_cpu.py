@@ -65,7 +65,6 @@ def test_a_quota_limits_the_cpus_but_leaves_at_least_one(tmp_path: Path) -> None
     ("files", "quota"),
     [
         ({}, None),
-        ({"proc/self/cgroup": "0::/job\n"}, None),
         ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
         ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
         (

@@ -129,8 +129,6 @@ def test_values_that_the_driver_does_not_give_are_unknown(on_machine: OnMachine)
     unknown = Device("cuda", f"GPU-{_uuid(1)}", 0, "NVIDIA GPU")
     assert found["devices"][0] == json.loads(json.dumps(asdict(unknown)))
     assert found["notes"] == []
-    (device,) = on_machine(DISCOVER, *_gpu(1), driver="old")["devices"]
-    assert (device["memory"], device["speed"], device["links"]) == (80 * GIB, None, [])
 
 
 def test_a_prohibited_gpu_is_left_out_but_counts_in_mask_indices(on_machine: OnMachine) -> None:
@@ -289,24 +287,6 @@ def test_a_gpu_that_torch_cannot_use_fails_its_test_and_says_why(on_machine: OnM
     assert output.count(why) == 1 + output.count("short test summary info"), "reported once, and in the summary"
     assert "Traceback" not in output
     assert "1 error in" in output
-
-
-def test_auto_finds_the_gpus_of_the_machine(on_machine: OnMachine) -> None:
-    code = """
-import json
-from pytest_accel.hardware.inventory import Machine, describe, parse_kind
-print(json.dumps(describe(Machine(parse_kind("auto")).session)))
-"""
-    two = (*_gpu(1), *_gpu(2))
-    assert on_machine(code, *two) == "accel: cuda, 2 devices: 2 x NVIDIA A100 (80 GiB)"
-    assert (
-        on_machine(code, *two, CUDA_VISIBLE_DEVICES="")
-        == "accel: cuda, no devices, CUDA_VISIBLE_DEVICES= leaves none of 2 (ranks run on the CPU)"
-    )
-    assert on_machine(code) == "accel: no accelerator found (ranks run on the CPU)"
-    assert on_machine(code, "init 9") == (
-        "accel: the NVIDIA driver does not answer: Driver Not Loaded (ranks run on the CPU)"
-    )
 
 
 def test_discovery_and_health_import_no_torch_and_start_no_cuda(on_machine: OnMachine) -> None:

@@ -19,7 +19,7 @@
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
  * "process" below a "mig" line belongs to that instance. If a fact is missing, its function returns NOT_SUPPORTED;
- * without "process", no process uses the GPU. OLD_DRIVER leaves out the functions that old drivers lack.
+ * without "process", no process uses the GPU.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -233,7 +233,6 @@ static int list_processes(const Gpu *gpu, unsigned *size, Process *out) {
     return SUCCESS;
 }
 
-#ifndef OLD_DRIVER
 int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *size, Process *out) { ALLOWED(gpu); return list_processes(gpu, size, out); }
 int nvmlDeviceGetRemappedRows(Gpu *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
     ALLOWED(gpu);
@@ -271,4 +270,3 @@ int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *out) {
     *out = level == NO_LEVEL ? other->levels[one - gpus] : level;
     return *out == NO_LEVEL ? NOT_SUPPORTED : SUCCESS;
 }
-#endif
