@@ -78,13 +78,6 @@ def test_a_list_of_ids_and_numbers_selects_devices(text: str, seen: str | None) 
     assert (None if left is None else write_mask(left)) == seen
 
 
-@given(st.lists(st.sampled_from(SLICED), unique=True))
-def test_a_written_mask_is_read_as_the_same_devices(devices: list[Device]) -> None:
-    forms = {device.id[:4] for device in devices}
-    if len(forms) < 2:
-        assert CUDA.visible(SLICED, {"CUDA_VISIBLE_DEVICES": write_mask(devices)}) == tuple(devices)
-
-
 @given(st.integers(0, 20), st.integers(0, 4))
 def test_rotation_gives_each_worker_all_devices_with_a_different_first_one(worker: int, count: int) -> None:
     devices = [_gpu(f"GPU-{number}") for number in range(count)]

@@ -9,7 +9,6 @@ import pytest
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KINDS, KindFacts
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.hardware.sysfs import numa_node
 from pytest_accel.hardware.vendors.numbered import Neuron, NumberedVendor, Tpu
 
 
@@ -84,15 +83,6 @@ def test_a_pci_address_is_the_id_only_if_it_is_unique(tmp_path: Path) -> None:
     ]
     assert vendor.mask(devices, {}) == {"ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3"}
     assert vendor.torch_devices(devices) == ("npu:1", "npu:2", "npu:0", "npu:3")
-
-
-@pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("-1\n", None), ("?", None)])
-def test_the_numa_node_is_read(tmp_path: Path, text: str, node: int | None) -> None:
-    folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
-    folder.mkdir(parents=True)
-    assert numa_node(tmp_path, "0000:3b:00.0") is None
-    (folder / "numa_node").write_text(text)
-    assert numa_node(tmp_path, "0000:3b:00.0") == node
 
 
 def test_gaudis_have_their_module_id_as_number(tmp_path: Path) -> None:

@@ -104,19 +104,11 @@ def test_the_error_of_an_invalid_file_names_the_file_and_what_is_allowed(
         _sim(str(file))
 
 
-def test_the_mask_selects_and_orders_devices() -> None:
-    vendor = _sim("3")
-    devices = vendor.discover()
-    chosen = (devices[2], devices[0])
-    assert vendor.mask(chosen, {}) == {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}
-    assert vendor.visible(devices, {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}) == chosen
-    assert vendor.visible(devices, {}) == devices
-    assert vendor.torch_devices(devices[:2]) == ("cpu", "cpu")
-
-
 def test_a_process_is_verified_against_its_environment() -> None:
     vendor = _sim("3")
     devices = vendor.discover()
+    assert vendor.mask((devices[2], devices[0]), {}) == {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}
+    assert vendor.torch_devices(devices[:2]) == ("cpu", "cpu")
     vendor.verify(devices, {})
     vendor.verify(devices[1:], {"SIM_VISIBLE_DEVICES": "sim-1,sim-2"})
     vendor.verify((), {"SIM_VISIBLE_DEVICES": ""})
