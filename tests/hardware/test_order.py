@@ -78,7 +78,6 @@ def test_an_unknown_name_lists_the_existing_devices(names: list[str], what: str)
     message = f"{what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
     with pytest.raises(ValueError, match=f"^--accel-ids: {re.escape(message)}$"):
         select(names, THREE, "--accel-ids")
-    message = message.replace("allowed are ", f"allowed are {WORDS}")
     with pytest.raises(ValueError, match=f"^--accel-order: {re.escape(message)}$"):
         apply_order(Order("ids", tuple(names)), THREE, make_vendor("sim", "3"))
 
