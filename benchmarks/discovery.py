@@ -16,9 +16,9 @@ _PROCESSES = 5
 _CODE = """
 import json, sys, time
 import pytest, pytest_accel.plugin
-from pytest_accel.hardware.vendors.cuda import Cuda
+from pytest_accel.hardware.registry import make_vendor
 moments = [time.perf_counter()]
-for vendor in (Cuda(), Cuda()):
+for vendor in (make_vendor("cuda"), make_vendor("cuda")):
     devices = vendor.discover()
     moments.append(time.perf_counter())
 assert len(devices) == GPUS and all(len(device.links) >= 3 for device in devices)
@@ -49,7 +49,10 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     code = _CODE.replace("GPUS", str(_GPUS))
     found: list[Figure] = []
     loaded = 0
-    for what, facts in (("on an NVSwitch", _machine("link 0 switch")), ("with PCIe alone", _machine())):
+    for what, facts in (
+        ("on an NVSwitch", _machine(*(f"nvlink {number}" for number in range(_GPUS)))),
+        ("with PCIe alone", _machine()),
+    ):
         # Allow the processes to write bytecode, else each would compile the modules.
         runs = [
             fake_driver.run(driver, folder / "machine.txt", code, *facts, PYTHONDONTWRITEBYTECODE="")

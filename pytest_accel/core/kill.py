@@ -210,8 +210,3 @@ def _cleans_up(process: psutil.Process) -> bool:
     if command[:1] == [SHM_MANAGER]:
         return True
     return any(flag == "-c" and _TRACKER.match(source) for flag, source in pairwise(command))
-
-
-def identity(pid: int) -> str:
-    """Return text that identifies a process of this machine, even if its pid was used by another process before."""
-    return f"{pid}-{psutil.Process(pid).create_time()}"

@@ -61,6 +61,8 @@ class KindFacts(NamedTuple):
     Masks whose order does not count, or is not known to count, are written in ascending order, so "ascending" is right
     whether or not the runtime keeps the order of a mask.
     """
+    vendor: str = "numbered:NumberedVendor"
+    """Class of the vendor, as ``module:name`` in ``hardware/vendors``."""
     # Columns of the kinds without modules of their own: nodes under /dev, and a mask that lists their numbers.
     title: str = ""
     """Name of the devices for users; its first word is the maker."""
@@ -84,11 +86,6 @@ class KindFacts(NamedTuple):
     """Value of the mask that hides every device."""
 
     @property
-    def code(self) -> str:
-        """Module in ``hardware/vendors`` whose function `make` makes the vendor."""
-        return "numbered" if self.nodes else self.name
-
-    @property
     def torch_type(self) -> str:
         """Type of the devices in torch."""
         return self.torch or self.name
@@ -97,7 +94,7 @@ class KindFacts(NamedTuple):
 # None of the kinds from rocm to privateuse1 has been tested on its hardware. docs/reference/devices.md says what
 # is unverified.
 _TABLE = (
-    KindFacts("cuda", ("CUDA_VISIBLE_DEVICES",), ("CUDA_",), torch_index="mask"),
+    KindFacts("cuda", ("CUDA_VISIBLE_DEVICES",), ("CUDA_",), torch_index="mask", vendor="cuda:Cuda"),
     # torch for ROCm keeps CUDA's name of the devices.
     KindFacts(
         "rocm",
@@ -105,6 +102,7 @@ _TABLE = (
         build=("hip", "ROCm"),
         torch="cuda",
         torch_index="mask",
+        vendor="rocm:Rocm",
     ),
     KindFacts(
         "xpu",
@@ -112,6 +110,7 @@ _TABLE = (
         ("ZE_", "SYCL_DEVICE_ALLOWLIST"),
         other_package="intel_extension_for_pytorch",
         build=("xpu", "XPU"),
+        vendor="xpu:Xpu",
     ),
     # Intel's (Habana's) Gaudi. A process opens the module that HLS_MODULE_ID names, else a free module of those in
     # HABANA_VISIBLE_MODULES. Whether Synapse's count follows the mask is unverified, so a larger count is no error.
@@ -176,6 +175,7 @@ _TABLE = (
         imports=("torch_xla.distributed.xla_backend",),
         counter="torch_xla.runtime:addressable_device_count",
         torch="xla",
+        vendor="numbered:Tpu",
         title="Google TPU",
         nodes=("accel([0-9]+)", "vfio/([0-9]+)"),
         maker=0x1AE0,
@@ -193,15 +193,16 @@ _TABLE = (
         imports=("torch_xla.distributed.xla_backend",),
         counter="torch_xla.runtime:addressable_device_count",
         torch="xla",
+        vendor="numbered:Neuron",
         title="AWS NeuronCore",
         nodes=("neuron([0-9]+)",),
         model="info/architecture/device_name",
         single_process=True,
         runtime="NEURON",
     ),
-    KindFacts("mps", ranks=False, backend="gloo", sees_all=True, torch_index=None),
-    KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",), sees_all=True),
-    KindFacts("cpu", argument=True, hardware=False, backend="gloo", torch_index=None),
+    KindFacts("mps", ranks=False, backend="gloo", sees_all=True, torch_index=None, vendor="mps:Mps"),
+    KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",), sees_all=True, vendor="privateuse1:PrivateUse1"),
+    KindFacts("cpu", argument=True, hardware=False, backend="gloo", torch_index=None, vendor="cpu:Cpu"),
     KindFacts(
         "sim",
         ("SIM_VISIBLE_DEVICES",),
@@ -210,6 +211,7 @@ _TABLE = (
         backend="gloo",
         torch="cpu",
         torch_index=None,
+        vendor="sim:Sim",
     ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}

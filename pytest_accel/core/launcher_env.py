@@ -207,16 +207,14 @@ def find_here() -> LauncherEnv | None:
 
 
 def _parent() -> str:
-    """Return the identity of the parent process, or only its pid if nothing else can be learned about it.
+    """Return the pid of the parent process and the time of its start, which tells it from others with this pid.
 
-    The parent may be outside of this container: its pid is 0 then.
+    Return only the pid if nothing else can be learned. The parent may be outside of this container: its pid is 0 then.
     """
     import psutil
 
-    from pytest_accel.core.kill import identity
-
     parent = os.getppid()
     try:
-        return identity(parent)
+        return f"{parent}-{psutil.Process(parent).create_time()}"
     except psutil.Error:
         return str(parent)

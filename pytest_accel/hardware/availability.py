@@ -16,18 +16,6 @@ _CACHE_TIME = 0.25
 """Seconds for which a result is cached, since on some machines the driver takes tens of milliseconds to answer."""
 
 
-def has_recovered(expected: int | None, health: Health, killed: frozenset[int], waited: float) -> bool:
-    """Return whether a device is usable again `waited` seconds after its processes `killed` were killed.
-
-    `expected` is the number of bytes that should be free; None if it is unknown.
-    """
-    if expected is None or health.memory_free is None or health.memory_free + _SLACK >= expected:
-        return True
-    # Wait only for the killed processes: living ones, of this session or of others, keep their memory. If the driver
-    # lists processes that cannot be seen here, or none, as in a container, the memory may be theirs: wait for it.
-    return (health.sees_users and not killed & health.pids) or waited >= RECOVERY_TIMEOUT
-
-
 class Guard:
     """Decides which `devices` of one kind may be leased now.
 
@@ -100,7 +88,11 @@ class Guard:
         since = now if since is None else since
         self._suspects[name] = killed, since
         expected, free = self._expected[name], health.memory_free
-        if not has_recovered(expected, health, killed, now - since):
+        is_short = expected is not None and free is not None and free + _SLACK < expected
+        # Wait only for the killed processes: living ones, of this session or of others, keep their memory. If the
+        # driver lists processes that cannot be seen here, or none, as in a container, the memory may be theirs.
+        is_awaited = not health.sees_users or bool(killed & health.pids)
+        if is_short and is_awaited and now - since < RECOVERY_TIMEOUT:
             return False
         del self._suspects[name]
         if not health.sees_users and expected is not None and free is not None:

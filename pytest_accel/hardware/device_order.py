@@ -62,20 +62,18 @@ def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tupl
         return tuple(sorted(devices, key=_free, reverse=True))
     if order.how == "near":
         return by_nearness(devices)
-    first = select(order.ids, devices, "--accel-order", _WORDS)
+    first = select(order.ids, devices, "--accel-order")
     return (*first, *(device for device in devices if device not in first))
 
 
-def select(
-    names: Sequence[str], devices: Sequence[Device], option: str, words: Sequence[str] = ()
-) -> tuple[Device, ...]:
+def select(names: Sequence[str], devices: Sequence[Device], option: str) -> tuple[Device, ...]:
     """Return the devices in `names`, in that order.
 
-    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with `option`, its `words`
-    and the devices, if a name matches no device, several devices, or a device that another name has selected.
+    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with `option` and the
+    devices, if a name matches no device, several devices, or a device that another name has selected.
     """
-    allowed = "allowed are " + "".join(f"{word}, " for word in words)
-    allowed += ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices)) or "no device: none is there"
+    there = ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices))
+    allowed = f"allowed are {there or 'no device: none is there'}"
     chosen: list[Device] = []
     for name in names:
         matches = [device for device in devices if device.id == name]

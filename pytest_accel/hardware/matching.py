@@ -13,14 +13,14 @@ from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
 from pytest_accel.hardware.shares import WHOLE, parts
 
 
-class _Filter(NamedTuple):
-    """One requirement that each device has to pass."""
+class _Requirement(NamedTuple):
+    """One requirement that each device has to meet."""
 
     text: str
-    """Text of the requirement: ``>= 40 GiB``; empty if it is described elsewhere."""
-    pass_text: tuple[str, str]
-    """Text about one device, and about several, that pass: ``has enough memory``, ``have enough memory``."""
-    passes: Callable[[Device], bool]
+    """Its description, which follows "with" in a sentence: ``>= 40 GiB``."""
+    is_met: Callable[[Device], bool]
+    in_need: bool = True
+    """True if the description of the need (`in_words`) names it in these words."""
 
 
 def candidates(need: DeviceNeed, inventory: Inventory) -> tuple[Device, ...]:
@@ -31,8 +31,8 @@ def candidates(need: DeviceNeed, inventory: Inventory) -> tuple[Device, ...]:
     """
     if need.kind not in (None, inventory.kind):
         return ()
-    filters = _filters(need)
-    return tuple(device for device in inventory.devices if all(one.passes(device) for one in filters))
+    requirements = _requirements(need)
+    return tuple(device for device in inventory.devices if all(one.is_met(device) for one in requirements))
 
 
 def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
@@ -43,7 +43,6 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     if places >= need.count and len(able) >= need.count // need.sets:
         return None
     kind = need.kind or inventory.kind
-    filters = _filters(need)
     needs = f"needs {in_words(need, kind)}"
     # The devices of an inventory of another kind are irrelevant.
     there = inventory.devices if need.kind in (None, inventory.kind) else ()
@@ -54,12 +53,11 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
         return format_capability(device.capability) if need.capability and device.capability else ""
 
     text = f"{needs}; there {'is' if len(there) == 1 else 'are'} {len(there)}: {grouped(there, capability)}"
-    passed = [(sum(map(one.passes, there)), one.pass_text) for one in filters]
-    short = [(count, pass_text) for count, pass_text in passed if count < len(there)]
-    if short:
-        text += ", and " + ", ".join(_pass_count(count, pass_text) for count, pass_text in short)
+    met = [(sum(map(one.is_met, there)), one.text) for one in _requirements(need)]
+    short = [(count, requirement) for count, requirement in met if count < len(there)]
     if len(short) > 1:
-        text += ", " + _pass_count(len(able), ("meets all of it", "meet all of it"))
+        short.append((len(able), "all of it"))
+    text += "".join(f", {f'{count} of them' if count else 'none'} with {requirement}" for count, requirement in short)
     if inventory.visible < inventory.present or inventory.outer:
         text += f" ({', '.join(masked(inventory))})"
     return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
@@ -68,7 +66,7 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
 def in_words(need: DeviceNeed, kind: str) -> str:
     """Return `need` as text: ``2 cuda devices with >= 40 GiB``. `kind` is the session's, ``none`` if it has none."""
     count = counted(need.count, need.kind or kind)
-    requirements = [one.text for one in _filters(need) if one.text]
+    requirements = [one.text for one in _requirements(need) if one.in_need]
     return f"{_share_of(need)}{count}{' with ' if requirements else ''}{' and '.join(requirements)}"
 
 
@@ -91,26 +89,22 @@ def _share_of(need: DeviceNeed) -> str:
     return f"{format_share(need.share)} of {'' if need.count == 1 else 'each of '}" if need.share else ""
 
 
-def _filters(need: DeviceNeed) -> list[_Filter]:
-    filters: list[_Filter] = []
+def _requirements(need: DeviceNeed) -> list[_Requirement]:
+    found: list[_Requirement] = []
     memory, capability, name = need.memory, need.capability, need.name
     if memory is not None:
-        text, passing = f">= {format_memory(memory)}", ("has enough memory", "have enough memory")
-        filters.append(_Filter(text, passing, lambda device: (device.memory or 0) >= memory))
+        found.append(_Requirement(f">= {format_memory(memory)}", lambda device: (device.memory or 0) >= memory))
     if capability is not None:
-        text, passing = f"capability >= {format_capability(capability)}", ("has the capability", "have the capability")
-        filters.append(_Filter(text, passing, lambda device: (device.capability or ()) >= capability))
+        text = f"capability >= {format_capability(capability)}"
+        found.append(_Requirement(text, lambda device: (device.capability or ()) >= capability))
     if name is not None:
-        text, passing = f"name {name}", ("has the name", "have the name")
-        filters.append(_Filter(text, passing, lambda device: fnmatchcase(device.name.lower(), name.lower())))
+        found.append(_Requirement(f"name {name}", lambda device: fnmatchcase(device.name.lower(), name.lower())))
     if need.share is not None:
-        passing = ("has so much memory", "have so much memory")
-        filters.append(_Filter("", passing, lambda device: parts(need.share, device) is not None))
+        found.append(_Requirement("so much memory", lambda device: parts(need.share, device) is not None, False))
     if need.count > 1:
-        alone = "(a process sees one MIG instance at most)"
-        passing = (f"is a whole device {alone}", f"are whole devices {alone}")
-        filters.append(_Filter("", passing, lambda device: device.parent is None))
-    return filters
+        text = "a whole card (a process sees one MIG instance at most)"
+        found.append(_Requirement(text, lambda device: device.parent is None, False))
+    return found
 
 
 def _nothing(kind: str, inventory: Inventory) -> str:
@@ -123,11 +117,3 @@ def _nothing(kind: str, inventory: Inventory) -> str:
     if kind == "sim":
         return "there is none: --accel sim:N makes some"
     return "there is none"
-
-
-def _pass_count(count: int, pass_text: tuple[str, str]) -> str:
-    """Return how many devices pass: ``none has enough memory``, ``2 of them have enough memory``."""
-    one, several = pass_text
-    if count == 0:
-        return f"none {one}"
-    return f"{count} of them {one if count == 1 else several}"

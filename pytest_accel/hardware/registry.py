@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from importlib.metadata import EntryPoint
 
 from pytest_accel.core.device import Vendor
@@ -22,13 +22,14 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     if facts := KINDS.get(kind):
         if argument is not None and not facts.argument:
             raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
-        own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{facts.code}").make(facts, argument)
+        own: Vendor = pkgutil.resolve_name(f"pytest_accel.hardware.vendors.{facts.vendor}")(facts, argument)
         return own
     points = published().get(kind, ())
     if not points:
         assert argument is not None  # A named resource always has a number.
-        resource: Vendor = importlib.import_module("pytest_accel.hardware.vendors.named").Named(kind, int(argument))
-        return resource
+        from pytest_accel.hardware.vendors.named import Named
+
+        return Named(kind, int(argument))
     source = describe_kind(kind)
     if len(points) > 1:
         raise VendorError(f"{source}: it can be published once; uninstall the others")

@@ -7,6 +7,8 @@ import re
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from pytest_accel.hardware.sysfs import read_text
+
 _LINE = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*'([^']*)'", re.MULTILINE)
 
 
@@ -24,7 +26,8 @@ def versions() -> dict[str, str]:
     spec = _find()
     if spec is None or spec.origin is None:
         return {}
-    return versions_in(Path(spec.origin).with_name("version.py"))
+    text = read_text(Path(spec.origin).with_name("version.py"))
+    return {name: version for name, version in _LINE.findall(text) if version}
 
 
 def _find() -> ModuleSpec | None:
@@ -33,12 +36,3 @@ def _find() -> ModuleSpec | None:
         return importlib.util.find_spec("torch")
     except ValueError:  # The suite has put a stub without a spec into `sys.modules`.
         return PathFinder.find_spec("torch")
-
-
-def versions_in(version_file: Path) -> dict[str, str]:
-    """Return the versions of the platforms in `version_file`; empty if it cannot be read."""
-    try:
-        text = version_file.read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    return {name: version for name, version in _LINE.findall(text) if version}

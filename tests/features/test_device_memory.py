@@ -84,8 +84,6 @@ class Card:
 
 
 class Fake(Sim):
-    facts = KINDS["sim"]._replace(name="fake", torch="cuda", torch_index="mask")
-
     def discover(self):
         return tuple(replace(device, kind="fake", memory=16 * GIB) for device in super().discover())
 
@@ -97,7 +95,7 @@ class Fake(Sim):
 
 
 def make(argument):
-    return Fake.make(Fake.facts, argument)
+    return Fake(KINDS["sim"]._replace(name="fake", torch="cuda", torch_index="mask"), argument)
 """
 
 

@@ -28,8 +28,6 @@ def users():
 
 
 class Card(Sim):
-    facts = KINDS["sim"]._replace(name="card")
-
     def discover(self):
         from dataclasses import replace
 
@@ -43,7 +41,8 @@ class Card(Sim):
 
 
 def make(argument):
-    return Card(1, shared=True)  # Only devices that sessions share are checked before they are leased.
+    facts = KINDS["sim"]._replace(name="card")
+    return Card(facts, "1,shared")  # Only devices that sessions share are checked before they are leased.
 """
 TESTS = """
 import os

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.hardware.vendors.cuda import Cuda
+from pytest_accel.hardware.registry import make_vendor
 
 if TYPE_CHECKING:
     from tests.gpu.conftest import Inner
 
 
 def test_a_gpu_that_another_process_uses_is_busy(inner: Inner) -> None:
-    if not Cuda().discover():
+    if not make_vendor("cuda").discover():
         pytest.skip("needs a GPU")
     inner.write(test_it="import pytest\n\n\n@pytest.mark.devices\ndef test_it(): ...\n")
     code = "import torch; kept = torch.ones(2**30, device='cuda'); print('up', flush=True); input()"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.hardware.vendors.cuda import Cuda
+from pytest_accel.hardware.registry import make_vendor
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ def test_properties_are_those_that_nvidia_smi_shows(card: Device) -> None:
     command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
     shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     rows = [line.split(", ") for line in shown.splitlines()]
-    found = Cuda().discover()
+    found = make_vendor("cuda").discover()
     sliced = {device.parent for device in found}
     whole = {device.id: device for device in found if device.parent is None}
     assert card.id in whole

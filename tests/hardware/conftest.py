@@ -17,21 +17,19 @@ OnMachine = Callable[..., Any]
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Provide folders with libraries.
 
-    `new` has the fake NVML, `old` the same without newer functions, and `cuda` also a fake libcuda. No library can be
-    loaded from `none`.
+    `new` has the fake NVML, and `cuda` also a fake libcuda. No library can be loaded from `none`.
     """
     if fake_driver.compiler() is None:
         pytest.skip("needs Linux and a C compiler for the fake driver")
     root = tmp_path_factory.mktemp("drivers")
     fake_driver.build(root / "new" / fake_driver.NVML, "libnvidia-ml.c")
-    fake_driver.build(root / "old" / fake_driver.NVML, "libnvidia-ml.c", "-DOLD_DRIVER")
     fake_driver.build(root / "cuda" / fake_driver.NVML, "libnvidia-ml.c")
     fake_driver.build(root / "cuda" / "libcuda.so.1", "libcuda.c")
     # An empty file cannot be loaded. It hides a library that the machine may have.
     (root / "none").mkdir()
-    for broken in ("new/libcuda.so.1", "old/libcuda.so.1", "none/libcuda.so.1", f"none/{fake_driver.NVML}"):
+    for broken in ("new/libcuda.so.1", "none/libcuda.so.1", f"none/{fake_driver.NVML}"):
         (root / broken).touch()
-    return {folder: root / folder for folder in ("new", "old", "cuda", "none")}
+    return {folder: root / folder for folder in ("new", "cuda", "none")}
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ def compiler() -> str | None:
     return (shutil.which("gcc") or shutil.which("cc")) if sys.platform == "linux" else None
 
 
-def build(target: Path, source: str, *options: str) -> None:
+def build(target: Path, source: str) -> None:
     """Compile the library `target` from a file of ``fake_nvml``."""
     target.parent.mkdir(exist_ok=True)
-    command = [compiler() or "cc", "-shared", "-fPIC", *options, "-o", str(target), str(_SOURCES / source)]
+    command = [compiler() or "cc", "-shared", "-fPIC", "-o", str(target), str(_SOURCES / source)]
     subprocess.run(command, check=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.health import Facts, Health, Process, judge
+from pytest_accel.hardware.health import Facts, Health, judge
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3
@@ -37,8 +37,8 @@ print(json.dumps({
 # Prints the health of each device, as it is for the session whose process id is SESSION.
 VENDOR = """
 import json, os
-from pytest_accel.hardware.vendors.cuda import Cuda
-vendor = Cuda()
+from pytest_accel.hardware.registry import make_vendor
+vendor = make_vendor("cuda")
 devices = vendor.discover()
 health = vendor.health(devices, int(os.environ.get("SESSION", os.getpid())))
 print(json.dumps({name: [one.state, one.reason] for name, one in health.items()}))
@@ -63,30 +63,21 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
             Health("sick", "it has broken memory pages that stay in use until the driver is reloaded"),
         ),
         (
-            Facts(ecc_errors=1, processes=(Process(7),)),
+            Facts(ecc_errors=1, processes={7: None}),
             set(),
             Health("sick", "it has had an uncorrectable memory error (ECC) since its driver was loaded"),
         ),
         (
-            Facts(ecc_errors=12),
-            set(),
-            Health("sick", "it has had 12 uncorrectable memory errors (ECC) since its driver was loaded"),
-        ),
-        (
-            Facts((Process(7, 2 * GIB),)),
+            Facts({7: 2 * GIB}),
             set(),
             Health("busy", "is used by pid 7 (trainer, 2 GiB)", None, frozenset({7}), sees_users=True),
         ),
         (
-            Facts((Process(7), Process(8))),
+            Facts({7: None, 8: None}),
             {7},
             Health("busy", "is used by pid 8 (not visible from here)", None, frozenset({7, 8})),
         ),
-        (
-            Facts((Process(7), Process(8, GIB))),
-            {7, 8},
-            Health(pids=frozenset({7, 8})),
-        ),
+        (Facts({7: None, 8: GIB}), {7, 8}, Health(pids=frozenset({7, 8}))),
     ],
 )
 def test_health_follows_from_the_properties_of_a_device(facts: Facts, own: set[int], health: Health) -> None:
@@ -105,15 +96,14 @@ def name_of(process: subprocess.Popen[bytes]) -> str:
     return Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8").strip()
 
 
-@pytest.mark.parametrize("driver", ["new", "old"])
-def test_busy_gpus_are_skipped_on_request(on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str) -> None:
+def test_busy_gpus_are_skipped_on_request(on_machine: OnMachine, holder: subprocess.Popen[bytes]) -> None:
     facts = (*gpu(1, f"process {holder.pid} {3 * GIB}"), *gpu(2), *gpu(3))
-    found = on_machine(HEALTH.replace("BUSY", "True"), *facts, driver=driver)
+    found = on_machine(HEALTH.replace("BUSY", "True"), *facts)
     busy = f"left out as busy: NVIDIA T4 (GPU-1) is used by pid {holder.pid} ({name_of(holder)}, 3 GiB)"
     assert found["devices"] == ["GPU-2", "GPU-3"]
     assert busy in found["header"]
     assert busy in found["three"]
-    found = on_machine(HEALTH.replace("BUSY", "False"), *facts, driver=driver)
+    found = on_machine(HEALTH.replace("BUSY", "False"), *facts)
     assert found["devices"] == ["GPU-1", "GPU-2", "GPU-3"]
     assert found["three"] is None
     assert "busy" not in found["header"]
@@ -149,20 +139,11 @@ def test_indices_count_busy_devices(on_machine: OnMachine) -> None:
     assert on_machine(HEALTH.replace("BUSY", "True"), *facts, CUDA_VISIBLE_DEVICES="1,0")["devices"] == ["GPU-2"]
 
 
-@pytest.mark.parametrize(
-    "functions",
-    [
-        ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
-        ("nvmlDeviceGetHandleByUUID",),
-    ],
-)
-def test_a_gpu_is_not_busy_if_the_driver_does_not_report_its_processes(
-    on_machine: OnMachine, functions: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHandleByUUID"])
+def test_a_gpu_is_not_busy_if_the_driver_does_not_report_its_processes(on_machine: OnMachine, function: str) -> None:
     busy = gpu(1, f"process {NO_PID} 1")
     assert on_machine(VENDOR, *busy)["GPU-1"][0] == "busy"
-    refused = [f"refuse {function} {NOT_SUPPORTED}" for function in functions]
-    assert on_machine(VENDOR, *refused, *busy) == {"GPU-1": ["fine", ""]}
+    assert on_machine(VENDOR, f"refuse {function} {NOT_SUPPORTED}", *busy) == {"GPU-1": ["fine", ""]}
 
 
 def test_the_requesting_session_and_its_descendants_do_not_count_as_users(

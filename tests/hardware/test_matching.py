@@ -52,38 +52,31 @@ def test_a_slice_serves_a_need_of_one_device_only() -> None:
     ("need", "inventory", "text"),
     [
         (DeviceNeed(2), _inventory(A100, T4), None),
-        (DeviceNeed(1, memory=80 * GIB), _inventory(T4, A100), None),
         (DeviceNeed(1), _inventory(*SLICES), None),
-        (DeviceNeed(0), _inventory(), None),
         (
             DeviceNeed(4, memory=40 * GIB),
             _inventory(A100, T4),
             "needs 4 cuda devices with >= 40 GiB; "
-            "there are 2: NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB), and 1 of them has enough memory",
+            "there are 2: NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB), 1 of them with >= 40 GiB",
         ),
         (DeviceNeed(3), _inventory(A100, A100), "needs 3 cuda devices; there are 2: 2 x NVIDIA A100 (80 GiB)"),
-        (
-            DeviceNeed(1, memory=40 * GIB),
-            _inventory(T4),
-            "needs 1 cuda device with >= 40 GiB; there is 1: NVIDIA T4 (15 GiB), and none has enough memory",
-        ),
         (
             DeviceNeed(1, capability=(9, 0)),
             _inventory(A100, UNKNOWN),
             "needs 1 cuda device with capability >= 9.0; "
-            "there are 2: NVIDIA A100 (80 GiB, 8.0), NVIDIA GPU, and none has the capability",
+            "there are 2: NVIDIA A100 (80 GiB, 8.0), NVIDIA GPU, none with capability >= 9.0",
         ),
         (
             DeviceNeed(2, memory=15 * GIB, name="*T4*"),
             _inventory(A100, T4, UNKNOWN),
             "needs 2 cuda devices with >= 15 GiB and name *T4*; there are 3: NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB), "
-            "NVIDIA GPU, and 2 of them have enough memory, 1 of them has the name, 1 of them meets all of it",
+            "NVIDIA GPU, 2 of them with >= 15 GiB, 1 of them with name *T4*, 1 of them with all of it",
         ),
         (
             DeviceNeed(2),
             _inventory(*SLICES),
             "needs 2 cuda devices; there are 2: 2 x MIG 1g (10 GiB), "
-            "and none is a whole device (a process sees one MIG instance at most)",
+            "none with a whole card (a process sees one MIG instance at most)",
         ),
         (
             DeviceNeed(2),
@@ -97,8 +90,6 @@ def test_a_slice_serves_a_need_of_one_device_only() -> None:
         ),
         (DeviceNeed(2), _inventory(), "needs 2 cuda devices; there is none"),
         (DeviceNeed(2), Inventory("none"), "needs 2 devices; there is no accelerator in this session"),
-        (DeviceNeed(1, kind="cuda"), Inventory("cuda"), "needs 1 cuda device; there is none"),
-        (DeviceNeed(1, kind="sim"), Inventory("sim"), "needs 1 sim device; there is none: --accel sim:N makes some"),
         (
             DeviceNeed(1, kind="sim"),
             _inventory(T4, hidden=1),
@@ -119,19 +110,12 @@ EXCLUSIVE = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_proc
 @pytest.mark.parametrize(
     ("need", "devices", "text"),
     [
-        (DeviceNeed(1, share=HALF), (T4,), None),
-        (DeviceNeed(2, share=HALF, sets=2), (T4,), None),
         (DeviceNeed(4, share=HALF, sets=2), (T4, A100), None),
         (DeviceNeed(9, share=GIBS, sets=9), (T4, A100), None),
         (
             DeviceNeed(2, share=HALF),
             (T4,),
             "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA T4 (15 GiB)",
-        ),
-        (
-            DeviceNeed(4, share=HALF, sets=2),
-            (T4,),
-            "needs 0.5 of each of 4 cuda devices; there is 1: NVIDIA T4 (15 GiB)",
         ),
         (
             DeviceNeed(10, share=GIBS, sets=10),
@@ -141,7 +125,7 @@ EXCLUSIVE = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_proc
         (
             DeviceNeed(1, share=Share(bytes=20 * GIB)),
             (T4, UNKNOWN),
-            "needs 20 GiB of 1 cuda device; there are 2: NVIDIA T4 (15 GiB), NVIDIA GPU, and none has so much memory",
+            "needs 20 GiB of 1 cuda device; there are 2: NVIDIA T4 (15 GiB), NVIDIA GPU, none with so much memory",
         ),
         (DeviceNeed(1, share=HALF), (EXCLUSIVE,), None),
         (DeviceNeed(1, share=Share(bytes=20 * GIB)), (EXCLUSIVE,), None),

@@ -36,7 +36,7 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
     return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {15 * GIB}", f"pci 0 {number} 0", *more)
 
 
-PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "link 0 1"), *gpu(2, "capability 7 5", "link 0 0"))
+PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "nvlink 1"), *gpu(2, "capability 7 5"))
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def doctor(on_machine: OnMachine) -> Callable[..., Findings]:
 def test_the_devices_are_printed_as_json(on_machine: OnMachine) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
         facts = (
-            *gpu(1, "link 0 1", "link 1 1"),
-            *gpu(2, "link 0 0", f"process {user.pid} {2 * GIB}"),
+            *gpu(1, "nvlink 1"),
+            *gpu(2, f"process {user.pid} {2 * GIB}"),
             *gpu(3, "ecc 4 4"),
         )
         info = on_machine(COMMAND.replace("ARGUMENTS", "['--json', '--accel-order', 'pci']"), *facts)
@@ -68,7 +68,7 @@ def test_the_devices_are_printed_as_json(on_machine: OnMachine) -> None:
     assert info["mask"] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     first, second = info["devices"]
     assert (first["torch"], first["id"], first["memory_free"]) == ("cuda:0", "GPU-1", 15 * GIB)
-    assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink", "count": 2}]
+    assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink"}]
     assert first["health"] == {"state": "fine", "reason": ""}
     assert second["health"]["state"] == "busy"
     assert f"pid {user.pid} (" in second["health"]["reason"]

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_accel.hardware.torch_build import versions, versions_in
+from pytest_accel.hardware.torch_build import versions
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,16 @@ from pytest_accel.hardware.torch_build import versions, versions_in
         ("", set()),
     ],
 )
-def test_the_version_file_names_the_build(tmp_path: Path, text: str, builds: set[str]) -> None:
-    file = tmp_path / "version.py"
-    assert versions_in(file) == {}
-    file.write_text(text)
-    assert versions_in(file).keys() == builds
+def test_the_version_file_names_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, builds: set[str]
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert versions() == {}
+    (tmp_path / "torch/version.py").write_text(text)
+    assert versions().keys() == builds
 
 
 def test_the_result_agrees_with_torch_which_is_not_imported() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the kind `cpu`: slots made of the allowed CPUs, cgroup quotas and NUMA nodes."""
+"""Tests of the kind `cpu`: slots made of the allowed CPUs, and cgroup quotas."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.cpu_limits import affinity, cpu_quota, usable_memory
-from pytest_accel.hardware.vendors.cpu import Cpu, numa_nodes, parse_cpulist, split
+from pytest_accel.hardware.vendors.cpu import Cpu, split
+
+
+def _cpu(argument: str | None, root: Path = Path("/")) -> Cpu:
+    return Cpu(KINDS["cpu"], argument, root)
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-
-
-def _write_numa_nodes(root: Path, *cpus: str) -> None:
-    _write(root, {f"sys/devices/system/node/node{node}/cpulist": f"{text}\n" for node, text in enumerate(cpus)})
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("0-3,8\n", (0, 1, 2, 3, 8)), ("5", (5,)), ("\n", ()), ("0-1,4-5", (0, 1, 4, 5))]
-)
-def test_a_cpulist_is_read(text: str, cpus: tuple[int, ...]) -> None:
-    assert parse_cpulist(text) == cpus
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, unique=True), st.integers(1, 600))
@@ -47,43 +41,30 @@ def test_slots_differ_by_one_cpu_at_most_and_share_cpus_only_if_there_are_too_fe
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity on this system")
 def test_slots_consist_of_the_cpus_in_the_affinity(tmp_path: Path) -> None:
     assert affinity() == tuple(sorted(os.sched_getaffinity(0)))
-    (device,) = Cpu(1, tmp_path).discover()
+    (device,) = _cpu("1", tmp_path).discover()
     assert device == Device("cpu", "cpu-0", 0, "CPU", cores=affinity(), single_process=True)
 
 
 def test_there_are_as_many_slots_as_asked_for_even_with_fewer_cpus(tmp_path: Path) -> None:
     count = len(affinity()) + 2
-    devices = Cpu(count, tmp_path).discover()
+    devices = _cpu(str(count), tmp_path).discover()
     assert [device.id for device in devices] == [f"cpu-{index}" for index in range(count)]
     assert devices[-2].cores == devices[0].cores
 
 
-def test_without_a_count_each_numa_node_with_allowed_cpus_is_a_slot(tmp_path: Path) -> None:
-    first, *rest = affinity()
-    _write_numa_nodes(tmp_path, str(first), "100000-100003", ",".join(map(str, rest)))
-    devices = Cpu(root=tmp_path).discover()
-    assert [(device.numa, device.cores) for device in devices] == [(0, (first,)), *([(2, tuple(rest))] if rest else [])]
-
-
-def test_without_numa_nodes_all_cpus_are_one_slot(tmp_path: Path) -> None:
-    assert [device.cores for device in Cpu(root=tmp_path).discover()] == [affinity()]
-
-
-def test_numa_nodes_are_sorted_by_number_and_those_without_cpus_are_left_out(tmp_path: Path) -> None:
-    _write_numa_nodes(tmp_path, *(f"{node}" if node != 1 else "" for node in range(11)))
-    assert list(numa_nodes(tmp_path)) == [0, *range(2, 11)]
+def test_without_a_count_all_cpus_are_one_slot(tmp_path: Path) -> None:
+    assert [device.cores for device in _cpu(None, tmp_path).discover()] == [affinity()]
 
 
 def test_a_quota_limits_the_cpus_but_leaves_at_least_one(tmp_path: Path) -> None:
     _write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"})
-    assert [device.cores for device in Cpu(root=tmp_path).discover()] == [affinity()[:1]]
+    assert [device.cores for device in _cpu(None, tmp_path).discover()] == [affinity()[:1]]
 
 
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
         ({}, None),
-        ({"proc/self/cgroup": "0::/job\n"}, None),
         ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
         ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
         (
@@ -140,7 +121,7 @@ def test_the_smallest_limit_of_memory_of_a_cgroup_and_its_parents_is_used(
 
 def test_the_mask_is_the_number_of_threads_unless_it_is_already_set() -> None:
     slots = [Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (3,)])]
-    vendor = Cpu(3)
+    vendor = _cpu("3")
     assert vendor.mask(slots, {}) == {"OMP_NUM_THREADS": "4"}
     assert vendor.mask(slots, {"OMP_NUM_THREADS": "1"}) == {}
     assert vendor.mask([], {}) == {}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import Device, MaskError
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1
 from pytest_accel.hardware.vendors.short_process import ask_torch
@@ -100,7 +101,7 @@ def test_an_error_says_why_torch_gave_no_answer(
 
 
 def test_verification_compares_backend_and_index() -> None:
-    vendor = PrivateUse1()
+    vendor = PrivateUse1(KINDS["privateuse1"])
     vendor.compare(DEVICES[1:2], ["fakeacc:0", "fakeacc:1"], {})
     with pytest.raises(MaskError, match=r"\(fakeacc-2\) but sees 2 \(fakeacc:0, fakeacc:1\); environment: no mask"):
         vendor.compare(DEVICES[2:], ["fakeacc:0", "fakeacc:1"], {})

@@ -12,6 +12,7 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.device_order import by_figures
+from pytest_accel.hardware.torch_build import lacks
 from pytest_accel.hardware.vendors.short_process import ask_torch
 
 _SEEN = """
@@ -24,13 +25,13 @@ answer = make_vendor({kind!r}).seen(os.environ)
 class BaseVendor:
     """A vendor that follows `facts`, its row of the table of kinds; see `Vendor` for the methods.
 
-    The methods suit a kind without a mask. A subclass overrides methods that need more than the table. `root` is the
-    folder that contains the kernel's files (``dev``, ``sys``, ``proc``).
+    The methods suit a kind without a mask. A subclass overrides methods that need more than the table. `argument` is
+    the text after the colon of ``--accel``, for kinds that allow one. `root` is the folder that contains the kernel's
+    files (``dev``, ``sys``, ``proc``).
     """
 
-    facts: KindFacts
-
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, facts: KindFacts, argument: str | None = None, root: Path = Path("/")) -> None:
+        self.facts = facts
         self.kind = self.facts.name
         self.mask_variables = self.facts.masks
         self.hardware = self.facts.hardware
@@ -39,15 +40,8 @@ class BaseVendor:
         self.notes: tuple[str, ...] = ()
         self._root = root
 
-    @classmethod
-    def make(cls, facts: KindFacts, argument: str | None) -> BaseVendor:
-        """Return the vendor of the kind `facts` for ``--accel KIND:ARGUMENT``; raise ValueError for other arguments."""
-        return cls()
-
     def lacking(self) -> str | None:
         if self.facts.build is not None:
-            from pytest_accel.hardware.torch_build import lacks
-
             return lacks(*self.facts.build, self.kind)
         package = self.facts.package
         return None if package is None or importlib.util.find_spec(package) else f"{package} is not installed"
@@ -128,21 +122,15 @@ class BaseVendor:
         else:
             same = len(devices) == len(seen) and all(map(self.is_same, devices, seen))
         if not same:
-            raise self.mismatch(devices, seen, environ, reason)
-
-    def mismatch(
-        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
-    ) -> MaskError:
-        """Return the error of a process that should see `devices` but sees `seen`."""
-        ids = ", ".join(device.id for device in devices)
-        return MaskError(
-            f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "
-            f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {self.shown(environ)}{reason}"
-        )
+            ids = ", ".join(device.id for device in devices)
+            raise MaskError(
+                f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "
+                f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {self.shown(environ)}{reason}"
+            )
 
     def is_same(self, device: Device, seen: str) -> bool:
-        """Return whether `seen`, at the same position, can be `device`. The base class compares only the number."""
-        return True
+        """Return whether `seen`, at the same position, can be `device`. torch's own names (``npu:0``) fit all."""
+        return seen in ("?", device.id) or seen.startswith(f"{self.facts.torch_type}:")
 
 
 def uuids_in_torch() -> list[str]:

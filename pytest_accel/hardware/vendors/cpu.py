@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.kinds import KINDS, KindFacts
+from pytest_accel.core.kinds import KindFacts
 from pytest_accel.core.units import is_count
 from pytest_accel.hardware.cpu_limits import affinity, cpu_quota
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
@@ -18,22 +18,16 @@ _THREADS = "OMP_NUM_THREADS"
 class Cpu(BaseVendor):
     """The vendor of kind ``cpu``.
 
-    The allowed CPUs are divided into `slots` parts whose sizes differ by one at most; if there are fewer CPUs than
-    slots, slots share CPUs. If `slots` is None, each NUMA node is a slot.
+    ``cpu:N`` divides the allowed CPUs into N slots whose sizes differ by one at most; if there are fewer CPUs than
+    slots, slots share CPUs. Without N, all of them are one slot.
     """
 
-    facts = KINDS["cpu"]
-
-    def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
-        super().__init__(root)
-        self._slots = slots
-
-    @classmethod
-    def make(cls, facts: KindFacts, argument: str | None) -> Cpu:
-        """Return the vendor for ``--accel cpu`` and ``--accel cpu:N``. Raise ValueError unless N is a number from 1."""
+    def __init__(self, facts: KindFacts, argument: str | None = None, root: Path = Path("/")) -> None:
+        """Raise ValueError unless N is a number from 1."""
+        super().__init__(facts, argument, root)
         if argument is not None and not is_count(argument):
             raise ValueError(f"--accel cpu:{argument}: allowed are cpu and cpu:N, with N from 1")
-        return cls(None if argument is None else int(argument))
+        self._slots = 1 if argument is None else int(argument)
 
     def discover(self) -> tuple[Device, ...]:
         """Return the slots: parts of this process's CPU affinity, in total no more CPUs than the cgroup's CPU quota."""
@@ -42,24 +36,17 @@ class Cpu(BaseVendor):
         if quota is not None:
             # A quota limits CPU time, not the set of CPUs, so any CPUs of this number will do.
             allowed = allowed[: max(1, int(quota))]
-        nodes = numa_nodes(self._root)
-        if self._slots is not None:
-            parts = split(allowed, self._slots)
-        else:
-            parts = [tuple(cpu for cpu in allowed if cpu in node) for node in nodes.values()]
-            parts = [part for part in parts if part] or [allowed]
         return tuple(
             Device(
                 kind=self.kind,
                 id=f"cpu-{index}",
                 index=index,
                 name="CPU",
-                numa=next((node for node, cpus in nodes.items() if set(part) <= set(cpus)), None),
                 cores=part,
                 # Ranks are pinned to the cores of a slot. For smaller parts, users ask for more slots.
                 single_process=True,
             )
-            for index, part in enumerate(parts)
+            for index, part in enumerate(split(allowed, self._slots))
         )
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -71,9 +58,6 @@ class Cpu(BaseVendor):
         return {_THREADS: str(len(cores))} if cores and _THREADS not in environ else {}
 
 
-make = Cpu.make
-
-
 def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:
     """Divide `cpus` into `slots` contiguous parts whose lengths differ by one at most.
 
@@ -83,23 +67,3 @@ def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:
         return [(cpus[slot % len(cpus)],) for slot in range(slots)]
     cuts = [len(cpus) * slot // slots for slot in range(slots + 1)]
     return [tuple(cpus[start:end]) for start, end in pairwise(cuts)]
-
-
-def numa_nodes(root: Path) -> dict[int, tuple[int, ...]]:
-    """Return the logical CPUs of each NUMA node that has CPUs, from sysfs; empty if sysfs lists no nodes."""
-    nodes: dict[int, tuple[int, ...]] = {}
-    for file in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
-        cpus = parse_cpulist(file.read_text(encoding="utf-8"))
-        if cpus:
-            nodes[int(file.parent.name.removeprefix("node"))] = cpus
-    return dict(sorted(nodes.items()))
-
-
-def parse_cpulist(text: str) -> tuple[int, ...]:
-    """Parse the kernel's list format: ``0-3,8`` is 0, 1, 2, 3, 8."""
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            cpus += range(int(first), int(last or first) + 1)
-    return tuple(cpus)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from pytest_accel.core.device import Device
@@ -55,19 +53,9 @@ def ask_driver(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Cuda(BaseVendor):
-    """The vendor of kind ``cuda``; a device's id is its UUID.
+    """The vendor of kind ``cuda``; a device's id is its UUID."""
 
-    `ask` is a function like `ask_driver`.
-    """
-
-    facts = KINDS["cuda"]
-
-    def __init__(
-        self, ask: Callable[[Mapping[str, str]], tuple[str, ...]] = ask_driver, root: Path = Path("/")
-    ) -> None:
-        super().__init__(root)
-        self._ask = ask
-        self._cards: tuple[Device, ...] = ()
+    _cards: tuple[Device, ...] = ()
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU and MIG instance, in PCI order; empty without a driver.
@@ -125,7 +113,7 @@ class Cuda(BaseVendor):
             if entries is not None:
                 return tuple(one for entry in entries for one in names[entry])
         try:
-            seen = self._ask(environ)
+            seen = ask_driver(environ)
         except OSError as error:
             self.note(f"no device is used: only CUDA can read {_MASK}={text!r}, and it does not answer: {error}")
             return ()
@@ -142,7 +130,11 @@ class Cuda(BaseVendor):
         """
         if _alike(devices):
             return by_pci(devices)
-        order = self._fastest_first
+        environ = {name: value for name, value in os.environ.items() if name != _MASK}
+        try:
+            order = ask_driver({**environ, _ORDER: "FASTEST_FIRST"})
+        except OSError:
+            order = ()
         if not {_bare(device.id) for device in devices} <= {*order}:
             return by_figures(devices)
         return tuple(sorted(devices, key=lambda device: order.index(_bare(device.id))))
@@ -165,14 +157,14 @@ class Cuda(BaseVendor):
         return device.id.startswith("MIG-") or seen == "?" or _bare(device.id) == _bare(seen)
 
     def _enumerate(self, nvml: Any) -> tuple[Device, ...]:
-        notes: list[str] = []
+        self.notes = ()
         cards: list[tuple[Device, Any]] = []
         for index in range(optional(nvml, nvml.nvmlDeviceGetCount) or 0):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 cards.append((self._describe(nvml, handle, index, nvml.nvmlDeviceGetUUID(handle)), handle))
             except nvml.NVMLError as error:
-                notes.append(f"GPU {index} is left out: {error}")
+                self.note(f"GPU {index} is left out: {error}")
         place = {card.id: at for at, card in enumerate(by_pci([card for card, _ in cards]))}
         cards.sort(key=lambda pair: place[pair[0].id])
         linked = links(nvml, cards)
@@ -183,19 +175,18 @@ class Cuda(BaseVendor):
             if found is None:
                 found = (replace(card, links=linked[card.id]),)
             elif not found:
-                notes.append(f"{card.name} ({card.id}) is left out: it is in MIG mode and has no instance")
+                self.note(f"{card.name} ({card.id}) is left out: it is in MIG mode and has no instance")
             if found:
                 counted.append(card)  # Also a sick card, which is left out below: the indices in masks count it.
             facts = condition(nvml, handle)
             health = judge(facts)
             if found and health.state == "sick":
-                notes.append(f"{card.name} ({card.id}) is left out: {health.reason}")
+                self.note(f"{card.name} ({card.id}) is left out: {health.reason}")
                 continue
             if found and facts.compute_mode == "exclusive_process":
                 found = tuple(replace(device, single_process=True) for device in found)
-                notes.append(f"{card.name} ({card.id}) serves one process at a time (compute mode EXCLUSIVE_PROCESS)")
+                self.note(f"{card.name} ({card.id}) serves one process at a time (compute mode EXCLUSIVE_PROCESS)")
             devices += found
-        self.notes = tuple(notes)
         self._cards = tuple(counted)
         return tuple(devices)
 
@@ -242,18 +233,6 @@ class Cuda(BaseVendor):
                 )
             )
         return tuple(found)
-
-    @cached_property
-    def _fastest_first(self) -> tuple[str, ...]:
-        """The UUIDs in CUDA's default order; empty if CUDA does not answer."""
-        environ = {name: value for name, value in os.environ.items() if name != _MASK}
-        try:
-            return self._ask({**environ, _ORDER: "FASTEST_FIRST"})
-        except OSError:
-            return ()
-
-
-make = Cuda.make
 
 
 def _alike(devices: Sequence[Device]) -> bool:

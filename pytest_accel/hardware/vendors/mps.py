@@ -12,14 +12,11 @@ import sys
 from collections.abc import Mapping
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 class Mps(BaseVendor):
     """The vendor of kind ``mps``."""
-
-    facts = KINDS["mps"]
 
     def discover(self) -> tuple[Device, ...]:
         """Return the only device. Its memory is None, because it shares the machine's memory without a fixed part."""
@@ -31,6 +28,3 @@ class Mps(BaseVendor):
         import torch
 
         return ["mps"] if torch.backends.mps.is_available() else []
-
-
-make = Mps.make

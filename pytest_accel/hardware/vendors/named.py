@@ -20,8 +20,7 @@ class Named(BaseVendor):
     """
 
     def __init__(self, name: str, number: int) -> None:
-        self.facts = KindFacts(name, hardware=False, backend="gloo", torch="cpu", torch_index=None)
-        super().__init__()
+        super().__init__(KindFacts(name, hardware=False, backend="gloo", torch="cpu", torch_index=None))
         self._count, self._bytes = number, None
         if name == "memory":
             # Devices of 1 GiB, or of 2, 4, ... GiB if there were too many otherwise: sessions that name different

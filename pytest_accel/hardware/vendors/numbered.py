@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pytest_accel.core.device import Device
-from pytest_accel.core.kinds import PJRT_DEVICE, KindFacts
+from pytest_accel.core.device import Device, MaskError
+from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import read_devices, write_numbers
 from pytest_accel.hardware.sysfs import class_folder, nodes, numa_node, pci_address, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+
+_RANGE = re.compile(r"\b([0-9]{1,4})-([0-9]{1,4})\b", re.ASCII)
 
 
 class NumberedVendor(BaseVendor):
@@ -28,14 +30,6 @@ class NumberedVendor(BaseVendor):
     (unverified). The number is part of the device (`Device.index`), so a rank can read and write masks without
     inspecting the machine.
     """
-
-    def __init__(self, facts: KindFacts, root: Path = Path("/")) -> None:
-        self.facts = facts
-        super().__init__(root)
-
-    @classmethod
-    def make(cls, facts: KindFacts, argument: str | None) -> NumberedVendor:
-        return _OWN_CLASSES.get(facts.name, cls)(facts)
 
     def discover(self) -> tuple[Device, ...]:
         """Return the devices of each node; the id is the PCI address if sysfs lists it for this node alone."""
@@ -104,8 +98,9 @@ class NumberedVendor(BaseVendor):
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Raise MaskError unless this process has the mask of `devices`, and torch counts as many."""
         variable = self.mask_variables[0]
-        if environ.get(variable) != self.mask(devices, environ)[variable]:
-            raise self.mismatch(devices, [text for text in environ.get(variable, "").split(",") if text], environ)
+        text = self.mask(devices, environ)[variable]
+        if environ.get(variable) != text:
+            raise MaskError(f"the process should have {variable}={text!r}; environment: {self.shown(environ)}")
         super().verify(devices, environ)
 
 
@@ -132,8 +127,7 @@ class Neuron(NumberedVendor):
         cores = read_number(folder / "core_count") or len(list(folder.glob("neuron_core[0-9]*")))
         if not cores:
             self.note(f"{device.id} is left out: sysfs does not have its number of cores")
-        names = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
-        combined = next((os.environ[name] for name in names if name in os.environ), "")
+        combined = os.environ.get("NEURON_LOGICAL_NC_CONFIG") or os.environ.get("NEURON_RT_VIRTUAL_CORE_SIZE")
         # On Trainium2 the runtime combines two cores by default. That it does so on Trainium3 is unverified.
         default = 2 if device.name.endswith(("Trainium2", "Trainium3")) else 1
         size = int(combined) if combined in ("1", "2") else default
@@ -153,8 +147,3 @@ class Neuron(NumberedVendor):
     def spelled_out(self, text: str) -> str:
         """Return the text of a list with numbers in place of ranges: ``0-2`` is ``0,1,2``."""
         return _RANGE.sub(lambda run: ",".join(map(str, range(int(run[1]), int(run[2]) + 1))), text)
-
-
-_OWN_CLASSES = {"tpu": Tpu, "neuron": Neuron}
-_RANGE = re.compile(r"\b([0-9]{1,4})-([0-9]{1,4})\b", re.ASCII)
-make = NumberedVendor.make

@@ -11,11 +11,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from pytest_accel.core.device import Device, Link
-from pytest_accel.hardware.health import ComputeMode, Facts, Process
-
-_NVLINK_LIMIT = 36
-_SWITCH = "switch"
+from pytest_accel.core.device import Device, Link, Near
+from pytest_accel.hardware.health import ComputeMode, Facts
 
 
 def driver_installed() -> bool:
@@ -43,11 +40,15 @@ def condition(nvml: Any, handle: Any) -> Facts:
     # Rows that wait to be remapped (rows[2]) do not count: "a pending remapping won't affect future work on the GPU"
     # (NVML reference, nvmlDeviceGetRemappedRows).
     rows = optional(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    modes: dict[int, ComputeMode] = {
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
+    }
     return Facts(
         ecc_errors=optional(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile) or 0,
         retirement_pending=bool(optional(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
         remap_failed=bool(rows and rows[3]),
-        compute_mode=_compute_mode(nvml, handle),
+        compute_mode=modes.get(optional(nvml, nvml.nvmlDeviceGetComputeMode, handle), "default"),
     )
 
 
@@ -70,75 +71,37 @@ def users(nvml: Any, device: Device) -> Facts:
             return Facts()
     card = optional(nvml, nvml.nvmlDeviceGetHandleByUUID, device.parent) if device.parent else handle
     facts = condition(nvml, card) if card is not None else Facts()
-    # Older drivers have only the second version, with the same fields (which drivers is unverified).
-    found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-    if found is None:
-        found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+    found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     return replace(
         facts,
-        processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()),
+        processes={one.pid: one.usedGpuMemory for one in found or ()},
         memory_used=memory.used if memory else None,
         memory_free=memory.free if memory else None,
     )
 
 
 def links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """Return the links of each card, by its id: first NVLinks, then PCIe links. `cards` have their NVML handles.
+    """Return the links of each card, by its id. `cards` have their NVML handles.
 
-    If two cards are connected in both ways, both links are returned, since a test may ask for either.
+    NVLinks may be direct or lead to a switch. Links by PCIe do without the host: of NVML's levels (nvml.h,
+    nvmlGpuTopologyLevel_t) these are INTERNAL ("e.g. Tesla K80"), SINGLE ("all devices that only need traverse a single
+    PCIe switch") and MULTIPLE ("all devices that need not traverse a host bridge"). If two cards are connected in both
+    ways, both links are returned, since a test may ask for either.
     """
-    nvlinks, pcie = _nvlinks(nvml, cards), _pcie(nvml, cards)
-    return {card.id: (*nvlinks[card.id], *pcie[card.id]) for card, _ in cards}
+    near = (nvml.NVML_TOPOLOGY_INTERNAL, nvml.NVML_TOPOLOGY_SINGLE, nvml.NVML_TOPOLOGY_MULTIPLE)
+    found: dict[str, tuple[Link, ...]] = {card.id: () for card, _ in cards}
+    for (one, handle), (other, peer) in combinations(cards, 2):
+        vias: list[Near] = []
+        nvlink = optional(nvml, nvml.nvmlDeviceGetP2PStatus, handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if nvlink == nvml.NVML_P2P_STATUS_OK:
+            vias.append("nvlink")
+        if optional(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer) in near:
+            vias.append("pcie")
+        found[one.id] += tuple(Link(other.id, via) for via in vias)
+        found[other.id] += tuple(Link(one.id, via) for via in vias)
+    return found
 
 
 def pci_address(info: Any) -> str | None:
     """Return the PCI address in the kernel's form; NVML's own text has eight digits for the domain."""
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" if info else None
-
-
-def _compute_mode(nvml: Any, handle: Any) -> ComputeMode:
-    modes: dict[int | None, ComputeMode] = {
-        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
-    }
-    return modes.get(optional(nvml, nvml.nvmlDeviceGetComputeMode, handle), "default")
-
-
-def _nvlinks(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """Return a link for each NVLink; all cards on an NVSwitch are linked to each other."""
-    ids: dict[str | None, str] = {card.pci: card.id for card, _ in cards if card.pci}
-    peers: dict[str, list[str]] = {}
-    for card, handle in cards:
-        peers[card.id] = found = []
-        for link in range(_NVLINK_LIMIT):
-            if not optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link):
-                continue
-            remote = optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-            if remote == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-                found.append(_SWITCH)
-                break
-            peer = ids.get(pci_address(optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
-            if peer:
-                found.append(peer)
-    switched = [name for name, found in peers.items() if _SWITCH in found]
-    return {
-        name: tuple(
-            Link(peer, "nvlink") for peer in ([one for one in switched if one != name] if name in switched else found)
-        )
-        for name, found in peers.items()
-    }
-
-
-def _pcie(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """Return links between cards that are connected without the host: on the same board, or by PCIe switches alone.
-
-    Of NVML's levels (nvml.h, nvmlGpuTopologyLevel_t) these are INTERNAL ("e.g. Tesla K80"), SINGLE ("all devices that
-    only need traverse a single PCIe switch") and MULTIPLE ("all devices that need not traverse a host bridge").
-    """
-    near = (nvml.NVML_TOPOLOGY_INTERNAL, nvml.NVML_TOPOLOGY_SINGLE, nvml.NVML_TOPOLOGY_MULTIPLE)
-    peers: dict[str, tuple[Link, ...]] = {card.id: () for card, _ in cards}
-    for (one, handle), (other, other_handle) in combinations(cards, 2):
-        if optional(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other_handle) in near:
-            peers[one.id] += (Link(other.id, "pcie"),)
-            peers[other.id] += (Link(one.id, "pcie"),)
-    return peers

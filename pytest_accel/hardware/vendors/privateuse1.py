@@ -33,7 +33,6 @@ answer = [kind, [str(name_of(index)) for index in range(count)]]
 class PrivateUse1(BaseVendor):
     """The vendor of kind ``privateuse1``; a device's id is the backend's name for torch, a dash and its index."""
 
-    facts = KINDS["privateuse1"]
     _found: tuple[Device, ...] | None = None
 
     def discover(self) -> tuple[Device, ...]:
@@ -43,8 +42,8 @@ class PrivateUse1(BaseVendor):
         backend is installed.
         """
         if self._found is None:
-            backends = unknown_backends()
-            self._found = self._listed(", ".join(backends)) if backends else ()
+            backends = ", ".join(unknown_backends())
+            self._found = self._listed(backends) if backends else ()
         return self._found
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -70,9 +69,6 @@ class PrivateUse1(BaseVendor):
             Device(kind=self.kind, id=f"{backend}-{index}", index=index, name=name, single_process=True)
             for index, name in enumerate(names)
         )
-
-
-make = PrivateUse1.make
 
 
 def unknown_backends() -> tuple[str, ...]:

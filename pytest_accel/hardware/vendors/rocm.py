@@ -17,11 +17,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.health import Facts, Health, Process, judge, judge_all
+from pytest_accel.hardware.health import Facts, Health, judge, judge_all
 from pytest_accel.hardware.masks import read_devices
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
@@ -42,11 +43,8 @@ class Rocm(BaseVendor):
     ROCm keeps CUDA's name of the devices.
     """
 
-    facts = KINDS["rocm"]
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        super().__init__(root)
-        self._gpus: dict[str, int] = {}
+    _gpus: Mapping[str, int] = MappingProxyType({})
+    """KFD's number (``gpu_id``) of each device, by its id."""
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order; its index is ROCR's.
@@ -56,34 +54,30 @@ class Rocm(BaseVendor):
         """
         nodes = self._root / "sys/class/kfd/kfd/topology/nodes"
         found: dict[int, Device] = {}
-        self._gpus = {}
-        notes: list[str] = []
+        self.notes, gpus = (), dict[str, int]()
         for node in sorted(int(folder.name) for folder in nodes.glob("*") if folder.name.isdecimal()):
             try:
                 gpu = int((nodes / str(node) / "gpu_id").read_text(encoding="utf-8"))
                 if gpu != 0:
                     found[node] = self._describe(nodes / str(node), list(found.values()))
-                    self._gpus[found[node].id] = gpu
+                    gpus[found[node].id] = gpu
             except (OSError, ValueError) as error:
-                notes.append(f"KFD node {node} is left out: {error}")
+                self.note(f"KFD node {node} is left out: {error}")
+        self._gpus = gpus
         ids = {node: device.id for node, device in found.items()}
-        every = [replace(device, links=_links(nodes / str(node), ids)) for node, device in found.items()]
-        # A sick GPU still counts in ROCR's indices.
-        sick = {device.id: judge(condition(self._root, device.pci)) for device in every}
-        sick = {name: health for name, health in sick.items() if health.state == "sick"}
-        notes += [f"{one.name} ({one.id}) is left out: {sick[one.id].reason}" for one in every if one.id in sick]
-        self.notes = tuple(notes)
-        return by_pci([device for device in every if device.id not in sick])
+        usable: list[Device] = []
+        for node, device in found.items():
+            health = judge(self._condition(device))
+            if health.state == "sick":  # It still counts in ROCR's indices.
+                self.note(f"{device.name} ({device.id}) is left out: {health.reason}")
+            else:
+                links = _links(nodes / str(node), ids)
+                usable.append(replace(device, memory_free=health.memory_free, links=links))
+        return by_pci(usable)
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
         """See `HealthVendor.health`."""
-        facts = {
-            device.id: replace(
-                condition(self._root, device.pci), processes=processes(self._root, self._gpus.get(device.id, 0))
-            )
-            for device in devices
-        }
-        return judge_all(facts, session)
+        return judge_all({device.id: self._condition(device) for device in devices}, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the devices that the masks leave; CUDA's mask is read only if HIP's is not set at all.
@@ -112,6 +106,19 @@ class Rocm(BaseVendor):
         # Ids of another form cannot be compared.
         return seen in ("?", device.id) or not _UUID.fullmatch(device.id)
 
+    def _condition(self, device: Device) -> Facts:
+        folder = self._root / "sys/bus/pci/devices" / (device.pci or "none")
+        errors = _UNCORRECTED.search(read_text(folder / "ras/umc_err_count"))
+        total, used = read_number(folder / "mem_info_vram_total"), read_number(folder / "mem_info_vram_used")
+        files = (self._root / "sys/class/kfd/kfd/proc").glob(f"[0-9]*/vram_{self._gpus.get(device.id)}")
+        users = sorted((int(file.parent.name), read_number(file)) for file in files)
+        return Facts(
+            processes={pid: size for pid, size in users if size},
+            ecc_errors=int(errors[1]) if errors else 0,
+            memory_used=used,
+            memory_free=total - used if total is not None and used is not None else None,
+        )
+
     def _describe(self, node: Path, others: Sequence[Device]) -> Device:
         facts = _properties(node / "properties")
         location, version = facts.get("location_id", 0), facts.get("gfx_target_version", 0)
@@ -125,7 +132,6 @@ class Rocm(BaseVendor):
         memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _OWN_MEMORY)
         gfx = (version // 10000, version // 100 % 100, version % 100)
         folder = self._root / "sys/bus/pci/devices" / pci
-        own = condition(self._root, pci)
         work = facts.get("simd_count", 0) * facts.get("max_engine_clk_fcompute", 0)
         return Device(
             kind=self.kind,
@@ -133,15 +139,11 @@ class Rocm(BaseVendor):
             index=len(others),
             name=read_text(folder / "product_name") or f"AMD gfx{gfx[0]}{gfx[1]:x}{gfx[2]:x}",
             memory=memory or read_number(folder / "mem_info_vram_total"),
-            memory_free=own.memory_free,
             capability=gfx if version else None,
             pci=pci,
             numa=numa_node(self._root, pci),
             speed=float(work) or None,
         )
-
-
-make = Rocm.make
 
 
 def _unique_id(uuid: str) -> str:
@@ -173,25 +175,3 @@ def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
 def _properties(file: Path) -> dict[str, int]:
     pairs = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def condition(root: Path, pci: str | None) -> Facts:
-    """Return the facts about the GPU at the address `pci`, without its processes; `root` contains ``sys``."""
-    folder = root / "sys/bus/pci/devices" / (pci or "none")
-    errors = _UNCORRECTED.search(read_text(folder / "ras/umc_err_count"))
-    total, used = read_number(folder / "mem_info_vram_total"), read_number(folder / "mem_info_vram_used")
-    return Facts(
-        ecc_errors=int(errors[1]) if errors else 0,
-        memory_used=used,
-        memory_free=total - used if total is not None and used is not None else None,
-    )
-
-
-def processes(root: Path, gpu: int) -> tuple[Process, ...]:
-    """Return the processes that use memory of the GPU with the ``gpu_id`` `gpu`."""
-    found = (
-        (int(folder.name), read_number(folder / f"vram_{gpu}"))
-        for folder in (root / "sys/class/kfd/kfd/proc").glob("*")
-        if folder.name.isdecimal()
-    )
-    return tuple(Process(pid, used) for pid, used in sorted(found) if used)

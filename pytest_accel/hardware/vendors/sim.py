@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -21,38 +20,25 @@ _SHARED = ",shared"
 
 
 class Sim(BaseVendor):
-    """The vendor of kind ``sim``, with `count` plain devices, or the devices of a topology `file` (`read_topology`).
+    """The vendor of kind ``sim``: ``sim:N`` has plain devices, ``sim:FILE.toml`` those of a file (`read_topology`).
 
-    Each session has devices of its own, unless they are `shared`: then sessions lock them like real devices.
+    Each session has devices of its own, unless the argument ends in ``,shared``: then sessions lock them like real
+    devices. Without an argument there are no devices.
     """
 
-    facts = KINDS["sim"]
-
-    def __init__(self, count: int = 0, file: Path | None = None, *, shared: bool = False) -> None:
-        super().__init__()
-        self.shared = shared
-        if file is None:
+    def __init__(self, facts: KindFacts, argument: str | None = None, root: Path = Path("/")) -> None:
+        """Raise ValueError for any other argument."""
+        super().__init__(facts, argument, root)
+        source = (argument or "").removesuffix(_SHARED)
+        self.shared = source != (argument or "")
+        if argument is None or is_count(source):
+            count = int(source or 0)
             self._devices = tuple(Device(kind="sim", id=f"sim-{n}", index=n, name="sim") for n in range(count))
+        elif source.endswith(".toml"):
+            self._devices = by_pci(read_topology(Path(source)))
         else:
-            self._devices = by_pci(read_topology(file))
-
-    @classmethod
-    def make(cls, facts: KindFacts, argument: str | None) -> Sim:
-        """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with the suffix ``,shared``.
-
-        Without an argument (None) there are no devices. Raise ValueError for any other argument.
-        """
-        if argument is None:
-            return cls()
-        source = argument.removesuffix(_SHARED)
-        shared = source != argument
-        if is_count(source):
-            return cls(int(source), shared=shared)
-        if source.endswith(".toml"):
-            return cls(file=Path(source), shared=shared)
-        raise ValueError(
-            f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml; either may end in {_SHARED}"
-        )
+            allowed = f"sim:N, with N from 1, and sim:FILE.toml; either may end in {_SHARED}"
+            raise ValueError(f"--accel sim:{argument}: allowed are {allowed}")
 
     def discover(self) -> tuple[Device, ...]:
         """Return the configured devices; devices of a topology file are in PCI order."""
@@ -69,12 +55,6 @@ class Sim(BaseVendor):
     def seen(self, environ: Mapping[str, str]) -> list[str]:
         return [device.id for device in self.visible(self._devices, environ)]
 
-    def is_same(self, device: Device, seen: str) -> bool:
-        return seen == device.id
-
-
-make = Sim.make
-
 
 class _Link(msgspec.Struct, forbid_unknown_fields=True):
     """An entry of ``links``: the number of another table, from 0, and the kind of link."""
@@ -89,7 +69,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     name: str = "sim"
     memory: str | int | None = None
     capability: str | None = None
-    numa: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    numa: int | None = None
     pci: str | None = None
     speed: float | None = None
     links: tuple[_Link, ...] = ()
@@ -109,16 +89,12 @@ def read_topology(file: Path) -> tuple[Device, ...]:
         links: list[list[Link]] = [[] for _ in tables]
         for index, table in enumerate(tables):
             for link in table.links:
-                if link.to == index or not 0 <= link.to < len(tables):
-                    raise ValueError(
-                        f"device {index} has a link to {link.to}: allowed are the numbers of other devices"
-                    )
+                if not 0 <= link.to < len(tables):
+                    raise ValueError(f"device {index} has a link to {link.to}: there are {len(tables)} devices")
                 links[index].append(Link(f"sim-{link.to}", link.via))
                 links[link.to].append(Link(f"sim-{index}", link.via))
         return tuple(_device(index, table, dict.fromkeys(links[index])) for index, table in enumerate(tables))
-    except OSError as error:
-        raise ValueError(f"sim topology {file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"sim topology {file}: {error}") from None
 
 

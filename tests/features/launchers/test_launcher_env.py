@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_accel.core import launcher_env
-from pytest_accel.core.kill import identity
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.features.launchers import machine_link, rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
@@ -28,6 +28,7 @@ from pytest_accel.messages.unix_sockets import Connection
 from tests.deadline import eventually
 from tests.peers import read_all
 
+PARENT = f"{os.getppid()}-{psutil.Process(os.getppid()).create_time()}"
 SECRET = "nobody can guess this one"
 OTHER_USER = 1002
 """The id of a user that does not run the tests."""
@@ -87,7 +88,7 @@ SRUN = {
         ),
         pytest.param(DEEPSPEED, LauncherEnv("deepspeed", 1, 2, 1, 2, ("127.0.0.1", "29500")), id="deepspeed"),
         pytest.param(OPEN_MPI, LauncherEnv("mpirun", 1, 2, 1, 2, ("1639055361", "1639055361")), id="open-mpi"),
-        pytest.param(MPICH, LauncherEnv("mpirun", 1, 2, 1, 2, (), identity(os.getppid())), id="mpich"),
+        pytest.param(MPICH, LauncherEnv("mpirun", 1, 2, 1, 2, (), PARENT), id="mpich"),
         pytest.param(SRUN, LauncherEnv("srun", 5, 6, 1, 2, ("71", "3")), id="srun"),
         pytest.param(
             {**SRUN, **TORCHRUN}, LauncherEnv("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0"))

@@ -14,27 +14,27 @@
  *   ecc VOLATILE AGGREGATE       uncorrectable memory errors since the driver was loaded, and ever
  *   retiring PENDING             1: memory pages wait to be retired
  *   remapped PENDING FAILED      1: rows of memory wait to be replaced; a row could not be replaced
- *   link NUMBER GPU              an active NVLink to the GPU with that index; "switch" instead of the index
+ *   nvlink GPU                   NVLinks to the GPU with that index
  *   ancestor GPU LEVEL           nearest common ancestor with the GPU of that index, as nvmlGpuTopologyLevel_t
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
  * "process" below a "mig" line belongs to that instance. If a fact is missing, its function returns NOT_SUPPORTED;
- * without "process", no process uses the GPU. OLD_DRIVER leaves out the functions that old drivers lack.
+ * without "process", no process uses the GPU.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
-enum { GPUS = 16, PROCESSES = 8, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1, NO_LEVEL = -1 };
+enum { GPUS = 16, PROCESSES = 8, SLOTS = 7, REFUSALS = 32, NO_LEVEL = -1 };
 
 typedef struct Gpu {
     char uuid[96], name[96];
-    int has_memory, has_capability, has_speed, has_pci, has_compute, in_mig, has_links;
+    int has_memory, has_capability, has_speed, has_pci, has_compute, in_mig;
     unsigned long long total, free;
     int major, minor;
     unsigned cores, clock, domain, bus, device;
-    int compute, links[LINKS], levels[GPUS];
+    int compute, nvlinks[GPUS], levels[GPUS];
     int has_ecc, has_retiring, has_remapped, retiring, remap_pending, remap_failed, users;
     unsigned long long ecc[2], used[PROCESSES];
     unsigned pids[PROCESSES];
@@ -63,7 +63,6 @@ static void read_line(const char *line) {
     } else if (sscanf(line, "gpu %95s", word) == 1) {
         latest = gpu = &gpus[count++];
         strcpy(gpu->uuid, word);
-        for (link = 0; link < LINKS; link++) gpu->links[link] = NO_LINK;
         for (number = 0; number < GPUS; number++) gpu->levels[number] = NO_LEVEL;
     } else if (gpu == NULL) {
         return;
@@ -87,9 +86,8 @@ static void read_line(const char *line) {
         gpu->has_retiring = 1;
     } else if (sscanf(line, "remapped %d %d", &gpu->remap_pending, &gpu->remap_failed) == 2) {
         gpu->has_remapped = 1;
-    } else if (sscanf(line, "link %d %95s", &link, word) == 2) {
-        gpu->has_links = 1;
-        gpu->links[link] = strcmp(word, "switch") ? atoi(word) : SWITCH;
+    } else if (sscanf(line, "nvlink %d", &number) == 1) {
+        gpu->nvlinks[number] = 1;
     } else if (sscanf(line, "ancestor %d %d", &number, &link) == 2) {
         gpu->levels[number] = link;
     } else if (sscanf(line, "mig %d", &number) == 1) {
@@ -185,7 +183,8 @@ int nvmlDeviceGetName(Gpu *gpu, char *out, unsigned size) {
     snprintf(out, size, "%s", gpu->name);
     return SUCCESS;
 }
-static int pci_of(const Gpu *gpu, Pci *out) {
+int nvmlDeviceGetPciInfo_v3(Gpu *gpu, Pci *out) {
+    ALLOWED(gpu);
     if (!gpu->has_pci) return NOT_SUPPORTED;
     memset(out, 0, sizeof *out);
     out->domain = gpu->domain;
@@ -194,7 +193,6 @@ static int pci_of(const Gpu *gpu, Pci *out) {
     snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", gpu->domain & 0xffff, gpu->bus & 0xff, gpu->device & 0xff);
     return SUCCESS;
 }
-int nvmlDeviceGetPciInfo_v3(Gpu *gpu, Pci *out) { ALLOWED(gpu); return pci_of(gpu, out); }
 int nvmlDeviceGetMemoryInfo(Gpu *gpu, unsigned long long *out) {
     ALLOWED(gpu);
     if (!gpu->has_memory) return NOT_SUPPORTED;
@@ -234,9 +232,7 @@ static int list_processes(const Gpu *gpu, unsigned *size, Process *out) {
     }
     return SUCCESS;
 }
-int nvmlDeviceGetComputeRunningProcesses_v2(Gpu *gpu, unsigned *size, Process *out) { ALLOWED(gpu); return list_processes(gpu, size, out); }
 
-#ifndef OLD_DRIVER
 int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *size, Process *out) { ALLOWED(gpu); return list_processes(gpu, size, out); }
 int nvmlDeviceGetRemappedRows(Gpu *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
     ALLOWED(gpu);
@@ -262,22 +258,11 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, unsigned slot, Gpu **out) {
     *out = gpu->slots[slot];
     return SUCCESS;
 }
-int nvmlDeviceGetNvLinkState(Gpu *gpu, unsigned link, unsigned *out) {
-    ALLOWED(gpu);
-    if (!gpu->has_links) return NOT_SUPPORTED;
-    if (link >= LINKS) return INVALID_ARGUMENT;
-    *out = gpu->links[link] != NO_LINK;
+int nvmlDeviceGetP2PStatus(Gpu *one, Gpu *other, int capability, int *out) {
+    ALLOWED(one);
+    /* NVML_P2P_CAPS_INDEX_NVLINK; NVML_P2P_STATUS_OK or _NOT_SUPPORTED */
+    *out = capability == 2 && (one->nvlinks[other - gpus] || other->nvlinks[one - gpus]) ? 0 : 5;
     return SUCCESS;
-}
-int nvmlDeviceGetNvLinkRemoteDeviceType(Gpu *gpu, unsigned link, int *out) {
-    ALLOWED(gpu);
-    *out = gpu->links[link] == SWITCH ? 2 : 0;
-    return SUCCESS;
-}
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
-    ALLOWED(gpu);
-    if (gpu->links[link] < 0 || gpu->links[link] >= count) return NOT_SUPPORTED;
-    return pci_of(&gpus[gpu->links[link]], out);
 }
 int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *out) {
     int level = one->levels[other - gpus];
@@ -285,4 +270,3 @@ int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *out) {
     *out = level == NO_LEVEL ? other->levels[one - gpus] : level;
     return *out == NO_LEVEL ? NOT_SUPPORTED : SUCCESS;
 }
-#endif
