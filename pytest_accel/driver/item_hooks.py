@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from pytest_accel.core.stash_keys import MARKED
 
 _RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
 """Packages whose hooks around the phases of a test change the process, or use the fixtures of the test."""
+_CONDITIONAL = ("skip", "skipif", "xfail")
+"""The marks that a driver may leave to the ranks (`MarkedItem.leaves_to_ranks`)."""
 _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
@@ -57,6 +60,8 @@ class _Hooks:
 
 
 _HOOKS: pytest.StashKey[dict[frozenset[object], _Hooks]] = pytest.StashKey()
+_HOOKS_OF_FILE: pytest.StashKey[dict[Path, _Hooks]] = pytest.StashKey()
+"""The same by path: pytest asks for the hooks of an item six times in a test, and looks for its conftests each time."""
 _RANK_ONLY_PLUGINS: pytest.StashKey[frozenset[object]] = pytest.StashKey()
 """The plugins of `_RANK_ONLY`, looked up once: a suite may have hundreds of conftests, which are plugins, too."""
 
@@ -71,21 +76,20 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
     class Redirected(kind):  # type: ignore[valid-type, misc]
         @property
         def ihook(self) -> Any:
-            hooks = super().ihook
-            if isinstance(hooks, _Hooks):  # The item is a copy, and its class was already `Redirected`.
-                return hooks
-            conftests: frozenset[object] = frozenset() if hooks is self.config.hook else left_out_conftests(hooks)
-            made = self.config.stash.setdefault(_HOOKS, {})
-            if conftests not in made:
-                made[conftests] = _Hooks(self.config, conftests, _rank_only_plugins(self.config))
-            return made[conftests]
+            of_file = self.config.stash.setdefault(_HOOKS_OF_FILE, {})
+            if self.path not in of_file:
+                of_file[self.path] = _shared_hooks(self.config, super().ihook)
+            return of_file[self.path]
 
         def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
-            found = [*super().iter_markers(name)]
+            found: Iterator[pytest.Mark] = super().iter_markers(name)
+            if name not in _CONDITIONAL:
+                return found
+            marks = [*found]
             marked = self.stash.get(MARKED, None)  # None in a copy that is not redirected yet.
-            if found and marked is not None and marked.leaves_to_ranks(name):
+            if marks and marked is not None and marked.leaves_to_ranks(name):
                 return iter(())  # The driver has no RANK, for example, on which these marks may depend.
-            return iter(found)
+            return iter(marks)
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
         kind.__name__,
@@ -93,6 +97,17 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
         kind.__module__,
     )
     return Redirected
+
+
+def _shared_hooks(config: pytest.Config, hooks: Any) -> _Hooks:
+    """Return the replacement of `hooks`, the `ihook` of an item."""
+    if isinstance(hooks, _Hooks):  # The item is a copy, and its class was already `Redirected`.
+        return hooks
+    conftests: frozenset[object] = frozenset() if hooks is config.hook else left_out_conftests(hooks)
+    made = config.stash.setdefault(_HOOKS, {})
+    if conftests not in made:
+        made[conftests] = _Hooks(config, conftests, _rank_only_plugins(config))
+    return made[conftests]
 
 
 def _rank_only_plugins(config: pytest.Config) -> frozenset[object]:

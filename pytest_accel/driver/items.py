@@ -194,7 +194,7 @@ class MarkedItem(MarkedTest):
             report.outcome = "failed"
         verdict = self._verdicts.get(report.when)
         # Not during the phase: pytest would capture the output of plugins as the test's.
-        if verdict is not None:
+        if verdict is not None and verdict.warnings:
             remote_exceptions.replay_warnings(self.item, verdict.warnings)
         for data in () if self._run is None else self._run.take_subtests():
             subtest = self.item.config.hook.pytest_report_from_serializable(config=self.item.config, data=data)

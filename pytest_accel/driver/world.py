@@ -109,8 +109,12 @@ class World:
         self._reported_ends |= {end.rank for end in ends}
         return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
 
+    def has_collected(self, node: NodeRef) -> bool:
+        """Return whether all ranks are known to have the test `node`."""
+        return node.family in self._families.get(node.path, ())
+
     def collect(self, request: CollectFile, *, has_hung: bool = False) -> None:
-        """Have every rank collect the file of the requested test, unless all are known to have the test.
+        """Have every rank collect the file of the requested test.
 
         The time that this takes, for example for imports, is no part of any limit of the test. If a rank
         cannot run the test, the outcome of its setup says why. `has_hung` is True if ranks of another world have not
@@ -118,8 +122,6 @@ class World:
         """
         node = request.node
         self._refused = None  # The refused test may never have reached its setup, for another reason.
-        if node.family in self._families.get(node.path, ()):
-            return
         self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
@@ -193,8 +195,8 @@ class World:
         With `with_call` it does not wait: each message makes processes take turns, and on a busy machine each of them
         waits for a processor then. No-op if a rank cannot run the test.
         """
-        if self._refused is not None:
-            self._refused = None
+        refused, self._refused = self._refused, None
+        if refused == marked.node:
             return
         self.used = self._busy = True
         # Ranks wait in any case if their output is shown during the test, between lines of this process.
@@ -234,19 +236,22 @@ class World:
             self._pump_or_give_up(pending, when, limit)
         if self._any_failed_or_ended:
             self._begin_call(RunCall())
-        # After a failure, wait for all ranks, to report their ends with the failure.
-        while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
-            # Only ranks in their teardown have its timeout; the others have the grace alone.
-            in_teardown = all(rank.settled("call") for rank in pending)
-            if not in_teardown and self._grace().end == math.inf:
-                break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
-            self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
+            self._wait_after_failure(limit)
         if self._tail is not None:
             self._tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         ranks = zip(self._ranks, outcomes, strict=True)
         self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
         return outcomes
+
+    def _wait_after_failure(self, limit: PhaseLimit) -> None:
+        """Wait for all ranks, to report their ends with the failure."""
+        while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
+            # Only ranks in their teardown have its timeout; the others have the grace alone.
+            in_teardown = all(rank.settled("call") for rank in pending)
+            if not in_teardown and self._grace().end == math.inf:
+                break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
+            self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
 
     @property
     def _any_failed_or_ended(self) -> bool:
@@ -277,16 +282,18 @@ class World:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace of a failure."""
         if self._debugger.serve(self._ranks, partial(self.monitor.pump, math.inf)):
             return
+        interval = self._show_output()
+        looked = monotonic()
+        # Look for messages before the times: nearly each wait ends here, and this process may have been delayed.
+        if self.monitor.pump(looked + min(interval, limit.rest)):
+            return
         began = max(beginning(when, self._ranks, self.monitor.began_of(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)
-        interval = self._show_output()
-        looked = monotonic()
-        # Look for messages even if `end` is over: this process may have been delayed.
-        if self.monitor.pump(min(end, looked + interval)):
-            return
-        if looked >= end:
+        if monotonic() >= end:
+            if self.monitor.pump(0.0):
+                return
             timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
         elif spent.end < math.inf:

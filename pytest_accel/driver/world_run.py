@@ -20,7 +20,7 @@ from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.verdict import expected_ends, merged_subtests, remote_exceptions
-from pytest_accel.verdict.judgement import Phase, judge
+from pytest_accel.verdict.judgement import Phase, judge, plain_pass
 from pytest_accel.verdict.phase_verdict import Verdict, publish
 
 if TYPE_CHECKING:
@@ -96,6 +96,12 @@ class WorldRun:
         outcomes = self._wait(world, when)
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
+        finished = world.finished() if when == "teardown" else {}
+        # Subtests of a setup that passed are reported with the call phase, which follows.
+        has_ended = when != "setup" or any(outcome.ending != "passed" for outcome in outcomes)
+        extras = world.monitor.take_extras(when) if has_ended else []
+        if not extras and world.monitor.reusable and (passed := plain_pass(outcomes, world.announced, finished)):
+            return passed  # There is nothing else to do.
         phase = Phase(
             when=when,
             outcomes=outcomes,
@@ -106,13 +112,11 @@ class WorldRun:
             findings=world.monitor.findings,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
-            finished=world.finished() if when == "teardown" else {},
+            finished=finished,
             leaks=self._driver.settings.leaks,
             announced=world.announced,
         )
-        # Subtests of a setup that passed are reported with the call phase, which follows.
-        has_ended = when != "setup" or any(outcome.ending != "passed" for outcome in outcomes)
-        if has_ended and (extras := world.monitor.take_extras(when)):
+        if extras:
             reports = merged_subtests.merge(extras, phase)
             self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))

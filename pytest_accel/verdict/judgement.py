@@ -83,9 +83,9 @@ class Phase(Struct, frozen=True, kw_only=True):
 
 def judge(phase: Phase) -> Verdict:
     """Return the verdict on `phase`."""
-    if _is_plain_pass(phase):
-        spans = tuple(map(_rank_phase, phase.outcomes))
-        return Verdict("passed", duration=max(map(_seconds, phase.outcomes)), ranks=spans)
+    is_clean = not (phase.failed_subtests or phase.late_errors or phase.leak_errors)
+    if is_clean and (passed := plain_pass(phase.outcomes, phase.announced, phase.finished)):
+        return passed
     size = len(phase.outcomes)
     is_announced = any(one.ends for one in phase.announced)
     if phase.ended_before:
@@ -121,20 +121,23 @@ def judge(phase: Phase) -> Verdict:
     )
 
 
-def _is_plain_pass(phase: Phase) -> bool:
-    """Return whether all ranks have passed the phase alike, and nothing else is to be reported or done.
+def plain_pass(
+    outcomes: Sequence[RankOutcome], announced: Sequence[Announced], finished: Mapping[int, Finished]
+) -> Verdict | None:
+    """Return the verdict if all ranks have passed a phase alike, and nothing else is to be reported or done; else None.
 
     Nearly all phases pass so, and the rules below take several times as long to come to the same verdict.
     """
-    left = [*phase.finished.values()]
-    return (
-        bool(phase.outcomes)
-        and all(one.ending == "passed" and one.report is not None and one.later is None for one in phase.outcomes)
-        and not any(one.report.report.keys() - _PLAIN_REPORT for one in phase.outcomes if one.report is not None)
-        and all(one == Announced(one.serial) for one in phase.announced)
-        and not (phase.failed_subtests or phase.late_errors or phase.leak_errors)
-        and all(one == Finished(one.serial, left[0].collectives, groups=left[0].groups) for one in left)
-    )
+    passed = [one for one in outcomes if one.ending == "passed" and one.later is None]
+    plain = [one for one in passed if one.report is not None and one.report.report.keys() <= _PLAIN_REPORT]
+    left = [*finished.values()]
+    if (
+        len(plain) == len(outcomes) > 0
+        and [*announced] == [Announced(one.serial) for one in announced]
+        and left == [Finished(one.serial, left[0].collectives, groups=left[0].groups) for one in left]
+    ):
+        return Verdict("passed", duration=max(map(_seconds, outcomes)), ranks=tuple(map(_rank_phase, outcomes)))
+    return None
 
 
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
