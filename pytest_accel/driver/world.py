@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from pickle import dumps
 
 from pytest_accel.core.clock import monotonic
@@ -88,6 +88,19 @@ class World:
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self.monitor = RankMonitor(grant, pool_client, debugger)
         self._ranks = self.monitor.ranks
+
+    @cached_property
+    def properties(self) -> Sequence[tuple[str, object]]:
+        """The properties of each test of this world; made once, since the reports of all tests keep them."""
+        spec = self.grant.spec
+        found: list[tuple[str, object]] = [("accel_host", ",".join(self.grant.hosts))]
+        if spec.grouped:
+            found.append(("accel_ranks", spec.ranks))
+        if spec.key.fake_size is not None:
+            found.append(("accel_fake_ranks", spec.key.fake_size))
+        if spec.devices:
+            found.append(("accel_devices", ",".join(device.id for device in spec.devices)))
+        return found
 
     @property
     def number(self) -> int:
@@ -234,24 +247,20 @@ class World:
             if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
                 self._begin_call(RunCall())
             self._pump_or_give_up(pending, when, limit)
-        if self._any_failed_or_ended:
+        # After a failure, wait for all ranks, to report their ends with the failure.
+        while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
             self._begin_call(RunCall())
-            self._wait_after_failure(limit)
+            # Only ranks in their teardown have its timeout; the others have the grace alone.
+            in_teardown = all(rank.settled("call") for rank in pending)
+            if not in_teardown and self._grace().end == math.inf:
+                break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
+            self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
         if self._tail is not None:
             self._tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         ranks = zip(self._ranks, outcomes, strict=True)
         self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
         return outcomes
-
-    def _wait_after_failure(self, limit: PhaseLimit) -> None:
-        """Wait for all ranks, to report their ends with the failure."""
-        while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
-            # Only ranks in their teardown have its timeout; the others have the grace alone.
-            in_teardown = all(rank.settled("call") for rank in pending)
-            if not in_teardown and self._grace().end == math.inf:
-                break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
-            self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
 
     @property
     def _any_failed_or_ended(self) -> bool:

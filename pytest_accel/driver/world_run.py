@@ -20,7 +20,7 @@ from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.verdict import expected_ends, merged_subtests, remote_exceptions
-from pytest_accel.verdict.judgement import Phase, judge, plain_pass
+from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import Verdict, publish
 
 if TYPE_CHECKING:
@@ -76,17 +76,9 @@ class WorldRun:
         self._world = self._driver.begin(self._test)
         self._limits.leave_out(began)
         self._ended_ranks = frozenset()
-        spec = self.spec = self._world.grant.spec
+        self.spec = self._world.grant.spec
         # For junit files and report hooks.
-        self._add_properties(
-            [("accel_host", ",".join(self._world.grant.hosts)), ("accel_wait", round(self._world.take_wait(), 3))]
-        )
-        if spec.grouped:
-            self._add_properties([("accel_ranks", spec.ranks)])
-        if spec.key.fake_size is not None:
-            self._add_properties([("accel_fake_ranks", spec.key.fake_size)])
-        if spec.devices:
-            self._add_properties([("accel_devices", ",".join(device.id for device in spec.devices))])
+        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
 
     def _judge(self, when: When) -> Verdict:
         """Wait for phase `when` in the current world, and return its verdict."""
@@ -96,12 +88,6 @@ class WorldRun:
         outcomes = self._wait(world, when)
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
-        finished = world.finished() if when == "teardown" else {}
-        # Subtests of a setup that passed are reported with the call phase, which follows.
-        has_ended = when != "setup" or any(outcome.ending != "passed" for outcome in outcomes)
-        extras = world.monitor.take_extras(when) if has_ended else []
-        if not extras and world.monitor.reusable and (passed := plain_pass(outcomes, world.announced, finished)):
-            return passed  # There is nothing else to do.
         phase = Phase(
             when=when,
             outcomes=outcomes,
@@ -112,11 +98,13 @@ class WorldRun:
             findings=world.monitor.findings,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
-            finished=finished,
+            finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,
             announced=world.announced,
         )
-        if extras:
+        # Subtests of a setup that passed are reported with the call phase, which follows.
+        has_ended = when != "setup" or any(outcome.ending != "passed" for outcome in outcomes)
+        if has_ended and (extras := world.monitor.take_extras(when)):
             reports = merged_subtests.merge(extras, phase)
             self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))

@@ -83,9 +83,9 @@ class Phase(Struct, frozen=True, kw_only=True):
 
 def judge(phase: Phase) -> Verdict:
     """Return the verdict on `phase`."""
-    is_clean = not (phase.failed_subtests or phase.late_errors or phase.leak_errors)
-    if is_clean and (passed := plain_pass(phase.outcomes, phase.announced, phase.finished)):
-        return passed
+    if _is_plain_pass(phase):
+        spans = tuple(map(_rank_phase, phase.outcomes))
+        return Verdict("passed", duration=max(map(_seconds, phase.outcomes)), ranks=spans)
     size = len(phase.outcomes)
     is_announced = any(one.ends for one in phase.announced)
     if phase.ended_before:
@@ -121,23 +121,20 @@ def judge(phase: Phase) -> Verdict:
     )
 
 
-def plain_pass(
-    outcomes: Sequence[RankOutcome], announced: Sequence[Announced], finished: Mapping[int, Finished]
-) -> Verdict | None:
-    """Return the verdict if all ranks have passed a phase alike, and nothing else is to be reported or done; else None.
+def _is_plain_pass(phase: Phase) -> bool:
+    """Return whether all ranks have passed the phase alike, and nothing else is to be reported or done.
 
     Nearly all phases pass so, and the rules below take several times as long to come to the same verdict.
     """
-    passed = [one for one in outcomes if one.ending == "passed" and one.later is None]
+    passed = [one for one in phase.outcomes if one.ending == "passed" and one.later is None]
     plain = [one for one in passed if one.report is not None and one.report.report.keys() <= _PLAIN_REPORT]
-    left = [*finished.values()]
-    if (
-        len(plain) == len(outcomes) > 0
-        and [*announced] == [Announced(one.serial) for one in announced]
+    left = [*phase.finished.values()]
+    return (
+        len(plain) == len(phase.outcomes) > 0
+        and not (phase.failed_subtests or phase.late_errors or phase.leak_errors)
+        and [*phase.announced] == [Announced(one.serial) for one in phase.announced]
         and left == [Finished(one.serial, left[0].collectives, groups=left[0].groups) for one in left]
-    ):
-        return Verdict("passed", duration=max(map(_seconds, outcomes)), ranks=tuple(map(_rank_phase, outcomes)))
-    return None
+    )
 
 
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
