@@ -42,6 +42,8 @@ class Redirector:
         if launched is not None:
             resources = replace(resources, layout=launched.layout, launcher=launched.process.launcher)
         self._resources = resources
+        self._plans: dict[ItemPlan, ItemPlan] = {}
+        """The plans of all items, of which thousands may be equal, and are one object then."""
 
     def redirect(self, items: Sequence[pytest.Item], marked: Iterable[tuple[pytest.Item, Marks]]) -> list[MarkedItem]:
         """Make the items in `marked` run in worlds; return those that were not redirected before.
@@ -101,9 +103,8 @@ class Redirector:
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise an error as `plan` does if `marks` are wrong."""
         plan = self.plan(item, marks)
-        marked = MarkedItem(item, marks, plan, self._session.driver)
+        marked = MarkedItem(item, marks, self._plans.setdefault(plan, plan), self._session.driver)
         marked.install()
-        item.stash[MARKED] = marked
         return marked
 
     def _remote_inventory(self, node: int, kind: str) -> Inventory | str:

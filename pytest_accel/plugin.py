@@ -301,7 +301,8 @@ class LateMarkHooks:
         __tracebackhide__ = True
         _check_marks(item)
         result = yield
-        _check_marks(item)
+        if MARKED not in item.stash:  # The call of a marked test is in other processes.
+            _check_marks(item)
         return result
 
 

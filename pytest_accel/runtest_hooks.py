@@ -63,6 +63,7 @@ class RuntestHooks:
             # Another worker may get the test of a hint, and then needs the world: give it back to the pool, where it
             # stays warm. Its ranks keep the fixtures of that test.
             self._driver.after(None if self._session.next_is_hint else following)
+            marked.forget_run()
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:

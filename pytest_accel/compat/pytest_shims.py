@@ -255,20 +255,25 @@ def hide_names_of_tests(config: pytest.Config) -> None:
     vars(config)["getoption"] = lambda name, *args, **named: name != "setupshow" and original(name, *args, **named)
 
 
-def leave_fixtures_to_ranks(item: pytest.Item) -> None:
-    """Give `item`, now and in each rerun, a request that sets up no fixtures, since its ranks set them up.
+class WithoutFixtures:
+    """Base of items with a request, in each rerun too, that sets up no fixtures, since their ranks set them up.
 
     The item's own data (fixture names, parameters, marks, function) does not change, for plugins that report it.
     """
-    # Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope.
-    if hasattr(item, "_initrequest"):
-        vars(item)["_initrequest"] = functools.partial(_without_fixtures, item)
-        _without_fixtures(item)
+
+    __slots__ = ()
+
+    def _initrequest(self: Any) -> None:
+        # Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope.
+        if hasattr(super(), "_initrequest"):
+            self.funcargs: dict[str, Any] = {}
+            self._request = _request_without_fixtures()(self, _ispytest=True)
 
 
-def _without_fixtures(item: Any) -> None:
-    item.funcargs = {}
-    item._request = _request_without_fixtures()(item, _ispytest=True)
+def leave_fixtures_to_ranks(item: Any) -> None:
+    """Give `item`, whose class has the base `WithoutFixtures`, such a request now."""
+    if hasattr(item, "_request"):
+        item._initrequest()
 
 
 @functools.cache

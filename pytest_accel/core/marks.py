@@ -407,7 +407,10 @@ class MarkOwners:
 
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""
-        return mark.name in _ARGUMENTS and (mark.name not in self.of_project or id(mark) in self._given)
+        if mark.name not in _ARGUMENTS or id(mark) in self._given:
+            return mark.name in _ARGUMENTS
+        owner = self._chosen.get(mark.name)
+        return mark.name not in self.by_rule if owner is None else owner != "project"
 
     def give(self, mark: pytest.Mark) -> None:
         """Record that the plugin gives `mark` to tests."""

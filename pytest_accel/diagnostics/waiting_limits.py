@@ -30,6 +30,8 @@ class PhaseLimit(NamedTuple):
 class TimeLimits:
     """The timeout of each phase of a test, and of all its phases together."""
 
+    __slots__ = ("_phase", "_test")
+
     def __init__(self, phase: float) -> None:
         """Each phase may take `phase` seconds."""
         self._phase = phase

@@ -48,7 +48,8 @@ class Driver:
         self._pool_client = pool_client
         append_to_log_file(config)
         self._world: World | None = None
-        self._error: BaseException | None = None
+        self._prepared: World | BaseException | None = None
+        """The world in which the next test begins, or why it has none; None once the test has begun."""
         self._running: MarkedTest | None = None
         self._tails: dict[int, OutputTail] = {}
         """What shows the output of each world's ranks. It knows what it has shown if the driver gets a world again."""
@@ -63,19 +64,20 @@ class Driver:
         self._running = marked
         if marked.missing is None:
             try:
-                self._ensure_world(marked)
+                self._prepared = self._ensure_world(marked)
             except (Exception, pytest.fail.Exception) as error:
-                self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
+                self._prepared = error  # Raised in the setup phase, where pytest reports it as an error of this test.
 
     def begin(self, marked: MarkedTest) -> World:
         """Start the test in its world, and return the world. Replace a world that must not be used again.
 
         If a rank cannot run the test, the test is not started, and the outcome of its setup says why.
         """
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        world = self._ensure_world(marked)
+        prepared, self._prepared = self._prepared, None
+        if isinstance(prepared, BaseException):
+            raise prepared
+        # A plugin may run the test once more, without `prepare`.
+        world = self._ensure_world(marked) if prepared is None or prepared.closed else prepared
         step("%s: begins in world %d", marked.item.nodeid, world.number)
         world.send(marked, with_call=not self._may_stop_call)
         return world
@@ -92,7 +94,6 @@ class Driver:
             and following.key == world.grant.spec.key
             and not following.key.fresh
             and world.monitor.reusable
-            and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
             # Keep a world whose module or class fixture the next test uses: it would be torn down and set up again.
             and (not self._pool_client.wanted(world.number) or _share_fixture(before, following))
         )
@@ -105,8 +106,8 @@ class Driver:
         if world is not None and (
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
-            or not world.alive
             or not world.monitor.reusable
+            or not world.alive  # The pool reports the death, and this test is not blamed for it.
         ):
             self.close()
             world = None
@@ -116,17 +117,18 @@ class Driver:
             except LostWorld:
                 self.close()
         try:
-            project_marks = marked.item.config.stash[OWNERS].of_project
-            request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
-            world.collect(request, has_hung=node.path in self._hung)
+            if not world.has_collected(node):
+                project_marks = marked.item.config.stash[OWNERS].of_project
+                request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
+                world.collect(request, has_hung=node.path in self._hung)
+                if world.hung_in_collection:
+                    self._hung.add(node.path)
         except KeyboardInterrupt:
             raise
         except BaseException:
             self.end_world("its driver did not wait until its ranks had collected a file")
             raise
         marked.expects_failure = world.expects_failure(node)
-        if world.hung_in_collection:
-            self._hung.add(node.path)
         return world
 
     def _acquire(self, marked: MarkedTest) -> World:
@@ -188,7 +190,7 @@ class Driver:
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
         before = self._running
-        self._error = self._running = None
+        self._prepared = self._running = None
         if self._world is not None and (following is None or not self._can_keep(self._world, before, following)):
             self.close()
 

@@ -1,19 +1,22 @@
-"""Hook calls of a marked item in the driver, without the plugins that must act only in the test's ranks."""
+"""The class of marked items, and their hook calls without the plugins that must act only in the test's ranks."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import left_out_conftests
+from pytest_accel.compat.pytest_shims import WithoutFixtures, left_out_conftests
 from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.stash_keys import MARKED
 
 _RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
 """Packages whose hooks around the phases of a test change the process, or use the fixtures of the test."""
+_CONDITIONAL = ("skip", "skipif", "xfail")
+"""The marks that a driver may leave to the ranks (`MarkedItem.leaves_to_ranks`)."""
 _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
@@ -37,7 +40,7 @@ def may_stop_call(config: pytest.Config) -> bool:
 
 
 class _Hooks:
-    """Replacement of an item's `ihook`, shared by all files to which the same conftests do not apply."""
+    """Replacement of the `ihook` of the items of one file."""
 
     def __init__(self, config: pytest.Config, conftests: frozenset[object], rank_only: frozenset[object]) -> None:
         """`rank_only` are the plugins of `_RANK_ONLY`."""
@@ -56,42 +59,74 @@ class _Hooks:
         return caller
 
 
-_HOOKS: pytest.StashKey[dict[frozenset[object], _Hooks]] = pytest.StashKey()
+_HOOKS: pytest.StashKey[dict[Path, _Hooks]] = pytest.StashKey()
+"""The hooks of each file. pytest asks for them six times in a test, and looks for the file's conftests each time."""
 _RANK_ONLY_PLUGINS: pytest.StashKey[frozenset[object]] = pytest.StashKey()
 """The plugins of `_RANK_ONLY`, looked up once: a suite may have hundreds of conftests, which are plugins, too."""
 
 
-@functools.cache
-def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
-    """Return a subclass of `kind` whose hook calls leave out the plugins that must act only in ranks.
+class _Redirected(WithoutFixtures, pytest.Item):
+    """Base of the classes of marked items. Their phases are those of the `MarkedItem` in the stash.
 
-    The subclass also hides the marks that only the ranks evaluate.
+    Methods of a class, because four bound methods in each item take 1 KB. They leave out the plugins that must act only
+    in ranks, and hide the marks that only the ranks evaluate.
     """
 
-    class Redirected(kind):  # type: ignore[valid-type, misc]
-        @property
-        def ihook(self) -> Any:
+    __slots__ = ()
+
+    def setup(self) -> None:
+        __tracebackhide__ = True
+        self.stash[MARKED].setup()
+
+    def runtest(self) -> None:
+        __tracebackhide__ = True
+        self.stash[MARKED].runtest()
+
+    def teardown(self) -> None:
+        __tracebackhide__ = True
+        self.stash[MARKED].teardown()
+
+    def repr_failure(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the ranks' report of a failed call phase, for plugins that build their own report of it."""
+        found = self.stash[MARKED].failed_call()
+        if found is not None:
+            return found
+        # A custom method may need attributes of its own exception type, which the stand-in for an exception lacks.
+        own = super().repr_failure
+        is_custom = getattr(own, "__func__", None) is not pytest.Function.repr_failure
+        return pytest.Item.repr_failure(self, *args, **kwargs) if is_custom else own(*args, **kwargs)
+
+    @property
+    def ihook(self) -> Any:
+        made = self.config.stash.setdefault(_HOOKS, {})
+        if self.path not in made:
             hooks = super().ihook
-            if isinstance(hooks, _Hooks):  # The item is a copy, and its class was already `Redirected`.
-                return hooks
             conftests: frozenset[object] = frozenset() if hooks is self.config.hook else left_out_conftests(hooks)
-            made = self.config.stash.setdefault(_HOOKS, {})
-            if conftests not in made:
-                made[conftests] = _Hooks(self.config, conftests, _rank_only_plugins(self.config))
-            return made[conftests]
+            made[self.path] = _Hooks(self.config, conftests, _rank_only_plugins(self.config))
+        return made[self.path]
 
-        def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
-            found = [*super().iter_markers(name)]
-            marked = self.stash.get(MARKED, None)  # None in a copy that is not redirected yet.
-            if found and marked is not None and marked.leaves_to_ranks(name):
-                return iter(())  # The driver has no RANK, for example, on which these marks may depend.
-            return iter(found)
+    def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
+        found: Iterator[pytest.Mark] = super().iter_markers(name)
+        if name not in _CONDITIONAL:
+            return found
+        marks = [*found]
+        marked = self.stash.get(MARKED, None)  # None in a copy that is not redirected yet.
+        if marks and marked is not None and marked.leaves_to_ranks(name):
+            return iter(())  # The driver has no RANK, for example, on which these marks may depend.
+        return iter(marks)
 
-    Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
-        kind.__name__,
-        kind.__qualname__,
-        kind.__module__,
-    )
+
+@functools.cache
+def redirected(kind: type[pytest.Item]) -> type[pytest.Item]:
+    """Return a subclass of `kind` and `_Redirected`, or `kind` itself for a copied item, which has such a class."""
+    if issubclass(kind, _Redirected):
+        return kind
+
+    class Redirected(_Redirected, kind):  # type: ignore[valid-type, misc]
+        pass
+
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Redirected, name, getattr(kind, name))
     return Redirected
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.stash_keys import MARKED, VARIANT
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import repro_command
-from pytest_accel.driver.item_hooks import without_rank_hooks
+from pytest_accel.driver.item_hooks import redirected
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
@@ -50,21 +49,17 @@ class MarkedItem(MarkedTest):
         """True if a plugin that merged the ranks' data has failed the phase's report."""
 
     def install(self) -> None:
-        """Replace the methods of the item that run its phases by methods of this object.
+        """Give the item a class whose phases are methods of this object.
 
         With ``--setup-plan`` do so only for a test that cannot run: pytest shows the fixtures and sets up none.
         """
+        self.item.stash[MARKED] = self
         if getattr(self.item.config.option, "setupplan", False) and self.missing is None:
             return
-        # Use the method of the class: a copied item has the original's attributes, which may be replaced already.
-        self._own_repr_failure = partial(type(self.item).repr_failure, self.item)
-        if type(self.item).repr_failure is not pytest.Function.repr_failure:
-            # A custom method may need attributes of its own exception type, which the stand-in for an exception lacks.
-            self._own_repr_failure = partial(pytest.Item.repr_failure, self.item)
         for name in ("setup", "runtest", "teardown", "repr_failure"):
-            setattr(self.item, name, getattr(self, name))
+            vars(self.item).pop(name, None)  # A plugin may have replaced the method, also in the original of a copy.
+        self.item.__class__ = redirected(type(self.item))
         leave_fixtures_to_ranks(self.item)
-        self.item.__class__ = without_rank_hooks(type(self.item))
 
     def leaves_to_ranks(self, name: str | None) -> bool:
         """Return whether only the ranks evaluate the test's marks `name`."""
@@ -90,12 +85,17 @@ class MarkedItem(MarkedTest):
         """Return the verdict on a phase, or None if the phase has not run."""
         return self._verdicts.get(when)
 
-    # Methods that replace the item's own
+    def forget_run(self) -> None:
+        """Release the run, its verdicts, and the reference to the test: a session may have 20,000 tests."""
+        self._run = None
+        self._verdicts.clear()
+        vars(self).pop("node", None)
+
+    # Methods that the item calls in place of its own
 
     def setup(self) -> None:
         __tracebackhide__ = True
-        self._verdicts.clear()
-        self._run = None
+        self.forget_run()
         retract(self.item)
         if self.missing is not None:
             self._fail_without_mark()
@@ -118,12 +118,12 @@ class MarkedItem(MarkedTest):
         if self._run is not None and self._run.has_world:
             self._phase("teardown")
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        """Return the ranks' report of a failed call phase, for plugins that build their own report of it."""
+    def failed_call(self) -> Any:
+        """Return the ranks' report of a failed call as pytest represents it; None if they have reported no failure."""
         verdict = self._verdicts.get("call")
         if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
             return verdict.representation(self.item)
-        return self._own_repr_failure(excinfo, *args, **kwargs)
+        return None
 
     def _fail_without_mark(self) -> None:
         """Fail the test, which is about to be skipped, if a fixture would fail it on a machine with the devices."""
@@ -194,7 +194,7 @@ class MarkedItem(MarkedTest):
             report.outcome = "failed"
         verdict = self._verdicts.get(report.when)
         # Not during the phase: pytest would capture the output of plugins as the test's.
-        if verdict is not None:
+        if verdict is not None and verdict.warnings:
             remote_exceptions.replay_warnings(self.item, verdict.warnings)
         for data in () if self._run is None else self._run.take_subtests():
             subtest = self.item.config.hook.pytest_report_from_serializable(config=self.item.config, data=data)

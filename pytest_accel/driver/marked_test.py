@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import pytest
 
 from pytest_accel.core.marks import Marks
@@ -38,8 +40,9 @@ class MarkedTest:
         """Reason why the test cannot run on this machine, or None if it can."""
         return self.plan.missing
 
-    @property
+    @cached_property
     def node(self) -> NodeRef:
+        """The reference to the test. The driver needs it three times: for the test before, and twice for this one."""
         return reference(self.item)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from pickle import dumps
 
 from pytest_accel.core.clock import monotonic
@@ -89,6 +89,19 @@ class World:
         self.monitor = RankMonitor(grant, pool_client, debugger)
         self._ranks = self.monitor.ranks
 
+    @cached_property
+    def properties(self) -> Sequence[tuple[str, object]]:
+        """The properties of each test of this world; made once, since the reports of all tests keep them."""
+        spec = self.grant.spec
+        found: list[tuple[str, object]] = [("accel_host", ",".join(self.grant.hosts))]
+        if spec.grouped:
+            found.append(("accel_ranks", spec.ranks))
+        if spec.key.fake_size is not None:
+            found.append(("accel_fake_ranks", spec.key.fake_size))
+        if spec.devices:
+            found.append(("accel_devices", ",".join(device.id for device in spec.devices)))
+        return found
+
     @property
     def number(self) -> int:
         return self.grant.spec.world
@@ -109,8 +122,12 @@ class World:
         self._reported_ends |= {end.rank for end in ends}
         return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
 
+    def has_collected(self, node: NodeRef) -> bool:
+        """Return whether all ranks are known to have the test `node`."""
+        return node.family in self._families.get(node.path, ())
+
     def collect(self, request: CollectFile, *, has_hung: bool = False) -> None:
-        """Have every rank collect the file of the requested test, unless all are known to have the test.
+        """Have every rank collect the file of the requested test.
 
         The time that this takes, for example for imports, is no part of any limit of the test. If a rank
         cannot run the test, the outcome of its setup says why. `has_hung` is True if ranks of another world have not
@@ -118,8 +135,6 @@ class World:
         """
         node = request.node
         self._refused = None  # The refused test may never have reached its setup, for another reason.
-        if node.family in self._families.get(node.path, ()):
-            return
         self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
@@ -193,8 +208,8 @@ class World:
         With `with_call` it does not wait: each message makes processes take turns, and on a busy machine each of them
         waits for a processor then. No-op if a rank cannot run the test.
         """
-        if self._refused is not None:
-            self._refused = None
+        refused, self._refused = self._refused, None
+        if refused == marked.node:
             return
         self.used = self._busy = True
         # Ranks wait in any case if their output is shown during the test, between lines of this process.
@@ -232,10 +247,9 @@ class World:
             if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
                 self._begin_call(RunCall())
             self._pump_or_give_up(pending, when, limit)
-        if self._any_failed_or_ended:
-            self._begin_call(RunCall())
         # After a failure, wait for all ranks, to report their ends with the failure.
         while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
+            self._begin_call(RunCall())
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
             if not in_teardown and self._grace().end == math.inf:
@@ -277,16 +291,18 @@ class World:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace of a failure."""
         if self._debugger.serve(self._ranks, partial(self.monitor.pump, math.inf)):
             return
+        interval = self._show_output()
+        looked = monotonic()
+        # Look for messages before the times: nearly each wait ends here, and this process may have been delayed.
+        if self.monitor.pump(looked + min(interval, limit.rest)):
+            return
         began = max(beginning(when, self._ranks, self.monitor.began_of(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)
-        interval = self._show_output()
-        looked = monotonic()
-        # Look for messages even if `end` is over: this process may have been delayed.
-        if self.monitor.pump(min(end, looked + interval)):
-            return
-        if looked >= end:
+        if monotonic() >= end:
+            if self.monitor.pump(0.0):
+                return
             timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
         elif spent.end < math.inf:

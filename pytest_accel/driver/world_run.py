@@ -76,17 +76,9 @@ class WorldRun:
         self._world = self._driver.begin(self._test)
         self._limits.leave_out(began)
         self._ended_ranks = frozenset()
-        spec = self.spec = self._world.grant.spec
+        self.spec = self._world.grant.spec
         # For junit files and report hooks.
-        self._add_properties(
-            [("accel_host", ",".join(self._world.grant.hosts)), ("accel_wait", round(self._world.take_wait(), 3))]
-        )
-        if spec.grouped:
-            self._add_properties([("accel_ranks", spec.ranks)])
-        if spec.key.fake_size is not None:
-            self._add_properties([("accel_fake_ranks", spec.key.fake_size)])
-        if spec.devices:
-            self._add_properties([("accel_devices", ",".join(device.id for device in spec.devices))])
+        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
 
     def _judge(self, when: When) -> Verdict:
         """Wait for phase `when` in the current world, and return its verdict."""

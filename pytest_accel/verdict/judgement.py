@@ -126,14 +126,14 @@ def _is_plain_pass(phase: Phase) -> bool:
 
     Nearly all phases pass so, and the rules below take several times as long to come to the same verdict.
     """
+    passed = [one for one in phase.outcomes if one.ending == "passed" and one.later is None]
+    plain = [one for one in passed if one.report is not None and one.report.report.keys() <= _PLAIN_REPORT]
     left = [*phase.finished.values()]
     return (
-        bool(phase.outcomes)
-        and all(one.ending == "passed" and one.report is not None and one.later is None for one in phase.outcomes)
-        and not any(one.report.report.keys() - _PLAIN_REPORT for one in phase.outcomes if one.report is not None)
-        and all(one == Announced(one.serial) for one in phase.announced)
+        len(plain) == len(phase.outcomes) > 0
         and not (phase.failed_subtests or phase.late_errors or phase.leak_errors)
-        and all(one == Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left)
+        and [*phase.announced] == [Announced(one.serial) for one in phase.announced]
+        and left == [Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left]
         and not any(messages for one in left[:1] for _, _, messages in one.uses.values())
     )
 

@@ -78,7 +78,8 @@ class Verdict(Struct, frozen=True):
             # Use the ranks' duration: the driver receives the reports of all phases when the test has ended.
             report.duration, report.stop = self.duration, report.start + self.duration
             call.duration, call.stop = self.duration, call.start + self.duration
-        report.sections.extend(self.sections if item.config.get_verbosity() >= 2 else cut_output(self.sections))
+        if self.sections:
+            report.sections.extend(self.sections if item.config.get_verbosity() >= 2 else cut_output(self.sections))
         if self.wasxfail is not None and not report.failed:
             report.wasxfail = self.wasxfail
         if self.longrepr is None or report.passed:

@@ -91,7 +91,7 @@ class _Recorder:
     def __init__(self) -> None:
         self._running: dict[tuple[object, str], float] = {}
         """The seconds so far of each running test, by xdist's worker and node id."""
-        self._times: list[Entries] = []
+        self._times: Entries = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         run = getattr(report, "node", None), report.nodeid
@@ -101,7 +101,7 @@ class _Recorder:
         self._running[run] = before + report.duration
         if report.when == "teardown":
             pair = round(wall_clock(), 3), round(self._running.pop(run), 4)
-            self._times.append({report.nodeid: [pair]})
+            self._times.setdefault(report.nodeid, []).append(pair)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -112,12 +112,12 @@ class _Recorder:
         config: Any = session.config
         path, shard = _path(config), config.stash[SESSION].settings.shard
         if path is None and getattr(config, "cache", None) is not None and self._times:
-            config.cache.set(KEY, merge([recall(config), *self._times]))
+            config.cache.set(KEY, merge([recall(config), self._times]))
         elif path is not None and not config.option.collectonly:
             if shard is not None:
                 path = path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
             try:
-                add(Path(own_path(str(path))), self._times)
+                add(Path(own_path(str(path))), [self._times])
             except pytest.UsageError as error:
                 write_line(config, f"accel: the times of this session are lost: {error}")
 
