@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
@@ -18,19 +18,14 @@ ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A process that has a compute context on a device."""
-
-    pid: int
-    used: int | None = None
-    """Bytes of the device's memory; None if the driver does not report it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts about a device that its driver reports. A missing fact counts as normal."""
 
-    processes: tuple[Process, ...] = ()
+    processes: Mapping[int, int | None] = field(default_factory=dict)
+    """The processes that have a compute context on the device, by pid, with the bytes of its memory that each uses.
+
+    None if the driver does not report the bytes.
+    """
     ecc_errors: int = 0
     """Uncorrectable memory errors since the driver was loaded."""
     retirement_pending: bool = False
@@ -85,15 +80,15 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] = Ma
     sickness = _sickness(facts)
     if sickness:
         return Health("sick", sickness, facts.memory_free)
-    others = [process for process in facts.processes if process.pid not in own]
+    others = {pid: used for pid, used in facts.processes.items() if pid not in own}
     reason = ""
     if others:
-        reason = "is used by " + ", ".join(_holder(process, names) for process in others)
+        reason = "is used by " + ", ".join(_holder(pid, used, names) for pid, used in others.items())
     # In a container the driver may hide processes, so much used memory without any process makes a device busy, too.
     elif not facts.processes and (facts.memory_used or 0) > IDLE_MEMORY:
         used = format_memory(facts.memory_used or 0)
         reason = f"has {used} of its memory in use, but no process on it is visible from here"
-    pids = frozenset(process.pid for process in facts.processes)
+    pids = frozenset(facts.processes)
     sees_users = bool(pids) and pids <= names.keys()
     return Health("busy" if reason else "fine", reason, facts.memory_free, pids, sees_users)
 
@@ -105,7 +100,7 @@ def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Heal
     """
     own: set[int] = set()
     names: dict[int, str] = {}
-    pids = {process.pid for one in facts.values() for process in one.processes}
+    pids = {pid for one in facts.values() for pid in one.processes}
     if pids:
         # Imported here, since it takes some 10 ms and is needed only if a device is in use.
         import psutil
@@ -137,8 +132,8 @@ def _sickness(facts: Facts) -> str:
     return ""
 
 
-def _holder(process: Process, names: Mapping[int, str]) -> str:
-    details = [names.get(process.pid) or "not visible from here"]
-    if process.used is not None:
-        details.append(format_memory(process.used))
-    return f"pid {process.pid} ({', '.join(details)})"
+def _holder(pid: int, used: int | None, names: Mapping[int, str]) -> str:
+    details = [names.get(pid) or "not visible from here"]
+    if used is not None:
+        details.append(format_memory(used))
+    return f"pid {pid} ({', '.join(details)})"

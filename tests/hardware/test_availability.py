@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel.core.device import Device
 from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, Guard, has_recovered
-from pytest_accel.hardware.health import Facts, Health, Process, judge_all
+from pytest_accel.hardware.health import Facts, Health, judge_all
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3
@@ -57,7 +57,7 @@ class ScriptedCard:
     def look(self, after: float, free: int, *users: tuple[int, int], ecc: int = 0, lost: bool = False) -> str | None:
         """Return why the device may not be leased, `after` seconds, if `free` GiB are free and `users` use the rest."""
         self.now += after
-        processes = tuple(Process(pid, gib * GIB) for pid, gib in users)
+        processes = {pid: gib * GIB for pid, gib in users}
         self.facts = Facts(processes, ecc, lost=lost, memory_used=(16 - free) * GIB, memory_free=free * GIB)
         return self.guard.refuses("GPU-1")
 

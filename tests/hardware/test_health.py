@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.health import Facts, Health, Process, judge
+from pytest_accel.hardware.health import Facts, Health, judge
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3
@@ -63,7 +63,7 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
             Health("sick", "it has broken memory pages that stay in use until the driver is reloaded"),
         ),
         (
-            Facts(ecc_errors=1, processes=(Process(7),)),
+            Facts(ecc_errors=1, processes={7: None}),
             set(),
             Health("sick", "it has had an uncorrectable memory error (ECC) since its driver was loaded"),
         ),
@@ -73,17 +73,17 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
             Health("sick", "it has had 12 uncorrectable memory errors (ECC) since its driver was loaded"),
         ),
         (
-            Facts((Process(7, 2 * GIB),)),
+            Facts({7: 2 * GIB}),
             set(),
             Health("busy", "is used by pid 7 (trainer, 2 GiB)", None, frozenset({7}), sees_users=True),
         ),
         (
-            Facts((Process(7), Process(8))),
+            Facts({7: None, 8: None}),
             {7},
             Health("busy", "is used by pid 8 (not visible from here)", None, frozenset({7, 8})),
         ),
         (
-            Facts((Process(7), Process(8, GIB))),
+            Facts({7: None, 8: GIB}),
             {7, 8},
             Health(pids=frozenset({7, 8})),
         ),

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from pytest_accel.core.device import Device, Link
-from pytest_accel.hardware.health import ComputeMode, Facts, Process
+from pytest_accel.hardware.health import ComputeMode, Facts
 
 _NVLINK_LIMIT = 36
 _SWITCH = "switch"
@@ -76,7 +76,7 @@ def users(nvml: Any, device: Device) -> Facts:
         found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
     return replace(
         facts,
-        processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()),
+        processes={one.pid: one.usedGpuMemory for one in found or ()},
         memory_used=memory.used if memory else None,
         memory_free=memory.free if memory else None,
     )

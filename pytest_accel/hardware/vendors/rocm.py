@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.health import Facts, Health, Process, judge, judge_all
+from pytest_accel.hardware.health import Facts, Health, judge, judge_all
 from pytest_accel.hardware.masks import read_devices
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
@@ -187,11 +187,11 @@ def condition(root: Path, pci: str | None) -> Facts:
     )
 
 
-def processes(root: Path, gpu: int) -> tuple[Process, ...]:
+def processes(root: Path, gpu: int) -> dict[int, int | None]:
     """Return the processes that use memory of the GPU with the ``gpu_id`` `gpu`."""
     found = (
         (int(folder.name), read_number(folder / f"vram_{gpu}"))
         for folder in (root / "sys/class/kfd/kfd/proc").glob("*")
         if folder.name.isdecimal()
     )
-    return tuple(Process(pid, used) for pid, used in sorted(found) if used)
+    return {pid: used for pid, used in sorted(found) if used}
