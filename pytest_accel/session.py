@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
     from pytest_accel.driver.item_plan import LaunchedProcesses
     from pytest_accel.hardware.inventory import Machine
+    from pytest_accel.pool.elsewhere import ClusterConnection
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
-    from pytest_accel.pool.starter import ClusterConnection
     from pytest_accel.session_pool import SessionPool
 
 

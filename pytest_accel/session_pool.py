@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.starter import ClusterConnection, Elsewhere, JobStarter
+    from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it

@@ -46,6 +46,7 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.worker_input import WorkerInput
 from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.pool.elsewhere import Elsewhere, JobStarter
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool_messages import (
     Answer,
@@ -64,7 +65,7 @@ from pytest_accel.pool.pooled_world import (
     WorldRequest,
     WorldState,
 )
-from pytest_accel.pool.starter import Elsewhere, JobStarter, LostPlaceError, Starter, StarterReports, Taken
+from pytest_accel.pool.starter import LostPlaceError, Starter, StarterReports, Taken
 from pytest_accel.pool.summary import PoolSummary
 
 WAITING_SHOWN_AFTER = 5.0

@@ -6,19 +6,14 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.server_messages import ServerReport
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.world_spec import WorldSpec
-
-if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Machine
-    from pytest_accel.messages.session_spec import SessionSpec
-    from pytest_accel.pool.local_starter import LocalStarter
 
 
 class Taken(Protocol):
@@ -110,39 +105,3 @@ class Starter(Protocol[Own]):
 
     async def stop(self) -> bool:
         """End all processes that this starter has started; return False if some may live on."""
-
-
-class PlaceStarter(Starter[Own], Protocol[Own]):
-    """A starter of ranks elsewhere: on the machines of the processes of a launcher, or of a cluster."""
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """Names of the machines on which ranks may run so far, by number; this machine is the first."""
-
-    def serves(self, key: WorldKey) -> bool:
-        """Return whether this starts worlds of `key`; other worlds are started on this machine."""
-
-    def warm(self) -> None:
-        """Start what the first world will need. Raise OSError if that is not possible."""
-
-
-class Elsewhere(Protocol):
-    """Other machines, on which a session starts ranks."""
-
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
-        """Return the starter of ranks on these machines."""
-
-
-class ClusterConnection(Elsewhere, Protocol):
-    """The connection of a session to a cluster."""
-
-    @property
-    def machine(self) -> Machine:
-        """The devices of the cluster, in place of this machine's devices."""
-
-    def close(self) -> None:
-        """Disconnect. The pool must have been closed."""
-
-
-JobStarter = Callable[["LocalStarter", str, StarterReports], Starter[Any]]
-"""Makes the starter of worlds that a launcher, such as ``mpirun``, starts on this machine."""
