@@ -18,6 +18,7 @@ import psutil
 
 from pytest_accel import features
 from pytest_accel.compat import torch_api
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import store_folder
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.messages.role import LOOPBACK, Role, host_of
@@ -77,6 +78,7 @@ def prepare(context: RankContext, role: Role) -> None:
     context.store = dist.PrefixStore("accel", store)
     context.store_connection = _descriptor_of_connection(port)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
+    step("has reached the store of its world at port %d", port)
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else gethostname().encode())
     context.operations.install()
@@ -89,6 +91,7 @@ def prepare(context: RankContext, role: Role) -> None:
             backend, store=group_store, rank=rank, world_size=spec.key.group_size, timeout=GROUP_TIMEOUT
         )
         context.default_group = dist.group.WORLD
+        step("has made the process group with %s", backend)
 
 
 def _descriptor_of_connection(port: int) -> int | None:
@@ -179,6 +182,7 @@ def _prepare_without_torch(context: RankContext, role: Role) -> None:
         close(role.store)
     folder = store_folder(context.session.directory, spec.world)
     context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
+    step("has reached the store of its world, without torch")
 
 
 def _check_backend(backend: str, device_type: str) -> None:

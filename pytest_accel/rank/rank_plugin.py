@@ -19,6 +19,7 @@ import pytest
 
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
@@ -203,6 +204,7 @@ class RankPlugin:
         context, spec = self.context, self.context.spec
         if context.visible_devices:
             torch_devices.verify(context)
+            step("sees exactly its devices")
         if spec.share is not None or context.session.fractions:
             torch_devices.limit_memory(context)
         if spec.grouped:
