@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
@@ -26,7 +26,7 @@ from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import Starter, StarterReports
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 from pytest_accel.suite_place import place_options
@@ -88,9 +88,9 @@ class SessionPool:
             leases = Leases(own_machine, own_machine.slots, reports.wanted, reports.lost, waits_for_busy=waits)
             return LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
 
-        def jobs() -> JobStarter:
+        def jobs(here: LocalStarter, launcher: str, reports: StarterReports) -> Starter[Any]:
             make: JobStarter = features.require(config, "launcher").pytest_accel_job_starter()
-            return make
+            return make(here, launcher, reports)
 
         self.pool = Pool(
             machine,

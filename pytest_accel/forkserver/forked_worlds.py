@@ -12,7 +12,6 @@ from functools import cache
 from multiprocessing.connection import wait
 
 from pytest_accel.core import prctl
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import children_of, cleans_up, kill_group, kill_tree
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import socket_path
@@ -46,7 +45,7 @@ class ForkedWorlds:
     """The worlds that have ranks forked from this server. Only this class changes their state.
 
     A world exists from its start until its last rank has been reaped. :meth:`serve` is the loop of the fork server,
-    which waits for messages, exits of ranks, deadlines and the controller's end.
+    which waits for messages, exits of ranks, and the controller's end.
     """
 
     def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
@@ -60,8 +59,6 @@ class ForkedWorlds:
         self._woken, self._waker = unix_sockets.pair(blocking=False)
         self._ranks: dict[int, tuple[int, int]] = {}
         """The world and the rank of each process that has not been reaped, by its id."""
-        self._deadlines: dict[int, float] = {}
-        """Time at which the ranks of a world are killed (`clock.monotonic`), by the number of the world."""
         self._known = children_of(os.getpid())
         """The children of this process that it had at the last look, or before the first rank.
 
@@ -76,11 +73,10 @@ class ForkedWorlds:
         }
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         ends = [] if self._controller_end is None else [self._controller_end]
-        while self._controller_end not in wait([self._connection, self._woken, *ends], self._timeout):
+        while self._controller_end not in wait([self._connection, self._woken, *ends]):
             with suppress(BlockingIOError):
                 self._woken.recv(4096)
             self._reap()
-            self._do_due()
             while self._connection.poll():
                 try:
                     message: ServerRequest = decode(self._connection.recv_bytes(), ServerRequest)
@@ -90,7 +86,7 @@ class ForkedWorlds:
                     step("the driver has closed the connection")
                     return
                 if isinstance(message, KillWorld):
-                    self._kill(message.world, message.after)
+                    self._kill(message.world)
                 else:
                     spec = read_file(locks.pop(0), WorldSpec) if message.spec is None else message.spec
                     self._start(spec, message.port, locks)
@@ -104,12 +100,6 @@ class ForkedWorlds:
             one.close()
         if self._controller_end is not None:
             os.close(self._controller_end)
-
-    @property
-    def _timeout(self) -> float | None:
-        """Seconds until the next ranks are to be killed, or None."""
-        due = min(self._deadlines.values(), default=None)
-        return None if due is None else max(0.0, due - monotonic())
 
     def _start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
         """Start the ranks of `spec` that belong to this server; `port` is as in :func:`_open_roles`.
@@ -133,20 +123,12 @@ class ForkedWorlds:
             text = str(error) if isinstance(error, ConnectionError) else traceback.format_exc()
             send(self._connection, WorldStarted(spec.world, problem=text))
 
-    def _kill(self, number: int, after: float = 0.0) -> None:
-        """Kill the ranks of a world after some seconds, in which they may exit by themselves."""
-        self._deadlines[number] = monotonic() + after
-        self._do_due()
-
-    def _do_due(self) -> None:
-        """Kill the ranks whose deadline has passed."""
-        for number, deadline in list(self._deadlines.items()):
-            if deadline <= monotonic():
-                del self._deadlines[number]
-                pids = [pid for pid, (world, _) in self._ranks.items() if world == number]
-                step("kills %d ranks of world %d", len(pids), number)
-                for pid in pids:
-                    kill_tree(pid)
+    def _kill(self, number: int) -> None:
+        """Kill the ranks of a world."""
+        pids = [pid for pid, (world, _) in self._ranks.items() if world == number]
+        step("kills %d ranks of world %d", len(pids), number)
+        for pid in pids:
+            kill_tree(pid)
 
     def _reap(self) -> None:
         """Collect the exit statuses of all children that have exited, and send the exits of ranks.
@@ -165,8 +147,6 @@ class ForkedWorlds:
                 if not cleans_up(pid):
                     kill_tree(pid)
         for world, rank, status in exits:
-            if all(other != world for other, _ in self._ranks.values()):
-                self._deadlines.pop(world, None)
             send(self._connection, RankExited(world, rank, exited(os.waitstatus_to_exitcode(status))))
 
     def _collect_exits(self) -> Iterator[tuple[int, int, int]]:

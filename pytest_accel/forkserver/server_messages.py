@@ -66,8 +66,6 @@ class KillWorld(Struct, frozen=True, tag=True):
     """Kill the ranks of `world`."""
 
     world: int
-    after: float = 0.0
-    """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
 ServerRequest = StartWorld | KillWorld

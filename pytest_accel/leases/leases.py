@@ -370,9 +370,6 @@ class Leases:
         """Return the waiting requests that have not been cancelled, in the order of their arrival."""
         return [wait for wait in self._waiting.values() if not wait.outcome.done()]
 
-    def _requests(self) -> list[policy.Request]:
-        return [wait.request for wait in self._open_requests()]
-
     def _holder(self, device: str) -> Holder:
         """Return the holder of a leased device; of several, the earliest holder with the tests and processes of all."""
         holders = [lease.holder for lease in self._leases.values() if device in lease.granted.devices]
@@ -443,8 +440,8 @@ class Leases:
         return {device: free for device, free in self._free.items() if device not in self._elsewhere}
 
     def _grant(self) -> None:
-        while self._waiting:
-            for granted in policy.decide(self._requests(), self._available(), self._free_slots):
+        while requests := [one.request for one in self._open_requests()]:
+            for granted in policy.decide(requests, self._available(), self._free_slots):
                 try:
                     lacks = next((one for one in dict.fromkeys(granted.devices) if not self._lock(one)), None)
                 except LockFolderError as error:
@@ -476,7 +473,7 @@ class Leases:
 
     def _wish(self) -> None:
         """Wish for all candidates of each request that lacks a device which another session has."""
-        requests = self._requests() if self._elsewhere else []
+        requests = [one.request for one in self._open_requests()] if self._elsewhere else []
         lacking = [
             one.request
             for one in policy.shortages(requests, self._available(), self._free_slots)
@@ -493,7 +490,7 @@ class Leases:
 
     def _notify(self) -> None:
         """Set `HeldLease.wanted`, and notify the holders of leases that have become wanted."""
-        requests = self._requests() if self._waiting else ()
+        requests = [one.request for one in self._open_requests()]
         granted = [lease.granted for lease in self._leases.values()]
         wanted = policy.wanted(requests, self._available(), self._free_slots, granted) if requests else ()
         for lease in self._leases.values():

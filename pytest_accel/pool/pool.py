@@ -124,7 +124,7 @@ class Pool:
         show: Callable[[str], None],
         here: Callable[[StarterReports], LocalStarter],
         elsewhere: Elsewhere | None = None,
-        jobs: Callable[[], JobStarter] | None = None,
+        jobs: JobStarter | None = None,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
@@ -502,9 +502,10 @@ class Pool:
         self._hand_over(world, request)
 
     def _starter(self, key: WorldKey) -> Starter[Any]:
+        """Return the starter of worlds of `key`."""
         if key.launcher is not None and self._make_jobs is not None:
             if self._jobs is None:
-                self._jobs = self._make_jobs()(self._here, key.launcher, self)
+                self._jobs = self._make_jobs(self._here, key.launcher, self)
             return self._jobs
         return self._elsewhere if self._elsewhere is not None and self._elsewhere.serves(key) else self._here
 
