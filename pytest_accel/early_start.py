@@ -53,7 +53,7 @@ def start_server(early_config: pytest.Config) -> None:
     from pytest_accel import item_redirection, runtest_hooks  # noqa: F401
     from pytest_accel.driver import driver  # noqa: F401
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool import pool_service  # noqa: F401
+    from pytest_accel.pool import pool_client  # noqa: F401
     from pytest_accel.session_pool import plugin_options
 
     try:

@@ -21,7 +21,6 @@ from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Inventory
     from pytest_accel.session import AccelSession
 
 
@@ -30,18 +29,14 @@ class Redirector:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        launched = session.launched
-        resources = Resources(
+        self._resources = Resources(
             session.machine,
             session.settings,
             self._why_no_launcher,
-            self._remote_inventory,
             self._plan_all,
+            session.launched,
             hypothetical=planned_machine(session.config) is not None,
         )
-        if launched is not None:
-            resources = replace(resources, layout=launched.layout, launcher=launched.process.launcher)
-        self._resources = resources
         self._plans: dict[ItemPlan, ItemPlan] = {}
         """The plans of all items, of which thousands may be equal, and are one object then."""
 
@@ -106,11 +101,6 @@ class Redirector:
         marked = MarkedItem(item, marks, self._plans.setdefault(plan, plan), self._session.driver)
         marked.install()
         return marked
-
-    def _remote_inventory(self, node: int, kind: str) -> Inventory | str:
-        """Return the devices of `kind` on another node, or why they cannot be looked up."""
-        assert self._session.launched is not None
-        return self._session.launched.inventory(node, kind, self._session.settings)
 
     def _why_no_launcher(self, launcher: str) -> str | None:
         """Return why `launcher` cannot be used on this machine; None if it can."""

@@ -16,8 +16,9 @@ from pytest_accel.settings.options import Settings, planned_machine
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
+    from pytest_accel.driver.item_plan import LaunchedProcesses
     from pytest_accel.hardware.inventory import Machine
-    from pytest_accel.pool.elsewhere import ClusterConnection, LaunchedMachines
+    from pytest_accel.pool.elsewhere import ClusterConnection
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
     from pytest_accel.session_pool import SessionPool
@@ -123,7 +124,7 @@ class AccelSession:
         return None if self._session_pool is None or self.is_forked_copy else self._session_pool.pool
 
     @property
-    def launched(self) -> LaunchedMachines | None:
+    def launched(self) -> LaunchedProcesses | None:
         """The other processes of this process's launcher; None without a launcher."""
         return self.config.stash.get(LAUNCHED, None)
 
@@ -134,7 +135,7 @@ class AccelSession:
             from pytest_accel.pool.pool_client import PoolClient
 
             return PoolClient.over(self.worker_input["accel_channel"])
-        from pytest_accel.pool.pool_service import client_here
+        from pytest_accel.pool.pool_client import client_here
 
         return client_here(self.pool, self.show)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,8 @@ from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
-from pytest_accel.core.record_events import Recorders
+from pytest_accel.core.record_events import pass_to
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.output_tail import shown_file
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter, LaunchedMachines
+    from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -83,10 +81,16 @@ class SessionPool:
             self._coverage = coverage_data.DriverCoverage(measuring, basetemp)
             children = coverage_data.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
-        launched: LaunchedMachines | None = config.stash.get(LAUNCHED, None)
+        launched: Elsewhere | None = config.stash.get(LAUNCHED, None)
 
-        def starters(reports: StarterReports) -> SessionStarters:
-            return SessionStarters(config, settings, own_machine, spec, early, launched or cluster, reports)
+        def here(reports: StarterReports) -> LocalStarter:
+            waits = settings.busy == "wait"
+            leases = Leases(own_machine, own_machine.slots, reports.wanted, reports.lost, waits_for_busy=waits)
+            return LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
+
+        def jobs(here: LocalStarter, launcher: str, reports: StarterReports) -> Starter[Any]:
+            make: JobStarter = features.require(config, "launcher").pytest_accel_job_starter()
+            return make(here, launcher, reports)
 
         self.pool = Pool(
             machine,
@@ -94,8 +98,10 @@ class SessionPool:
             own_machine.slots,
             workers=RankInputs(config),
             show=show,
-            record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
-            starters=starters,
+            record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
+            here=here,
+            elsewhere=launched or cluster,
+            jobs=jobs,
         )
 
     def close(self, *, gracefully: bool) -> None:
@@ -106,59 +112,6 @@ class SessionPool:
             if self._coverage is not None:
                 for problem in self._coverage.combine():
                     self._show(f"accel: coverage of ranks is incomplete: {problem}")
-
-
-class SessionStarters:
-    """The starters of a session: this machine, another place with a launcher or a cluster, and MPI jobs."""
-
-    def __init__(
-        self,
-        config: pytest.Config,
-        settings: Settings,
-        machine: Machine,
-        spec: SessionSpec,
-        early: EarlyServer | None,
-        elsewhere: Elsewhere | None,
-        reports: StarterReports,
-    ) -> None:
-        """`machine` is this machine."""
-        self._config = config
-        self._reports = reports
-        waits = settings.busy == "wait"
-        leases = Leases(machine, machine.slots, reports.wanted, reports.lost, waits_for_busy=waits)
-        self._here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
-        self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, reports)
-        self._jobs: Starter[Any] | None = None
-        """The starter of MPI jobs; None before the first job."""
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        return ("",) if self._elsewhere is None else self._elsewhere.machines
-
-    def of(self, key: WorldKey) -> Starter[Any]:
-        if key.launcher is not None:
-            if self._jobs is None:
-                make: JobStarter = features.require(self._config, "launcher").pytest_accel_job_starter()
-                self._jobs = make(self._here, key.launcher, self._reports)
-            return self._jobs
-        if self._elsewhere is not None and self._elsewhere.serves(key):
-            return self._elsewhere
-        return self._here
-
-    def warm(self) -> None:
-        with suppress(OSError):  # The first test that needs a server reports the error.
-            (self._elsewhere or self._here).warm()
-
-    async def run(self) -> None:
-        await self._here.leases.run()
-
-    async def stop(self) -> bool:
-        # The server of this machine is stopped last, since it removes the session's folder.
-        starters: list[Starter[Any] | None] = [self._jobs, self._elsewhere, self._here]
-        return all([await starter.stop() for starter in starters if starter is not None])
-
-    def close(self) -> None:
-        self._here.leases.close()
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from pytest_accel.core.marks import Marks
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
+from pytest_accel.features.launchers.missing_places import missing_place
 from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
@@ -13,6 +17,17 @@ from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 TWO_NODES = Layout((RankMachine("one", "10.0.0.1", (0, 1)), RankMachine("two", "10.0.0.2", (2, 3))))
+
+
+class _Launched:
+    """Processes that torchrun has started; `remote` are the devices of each other machine."""
+
+    def __init__(self, layout: Layout, remote: Inventory | str) -> None:
+        self.capacity = layout.capacity
+        self._layout, self._remote = layout, remote
+
+    def missing(self, key: WorldKey, resources: Resources) -> str | None:
+        return missing_place(key, self._layout, "torchrun", resources, lambda machine: self._remote)
 
 
 def resources(
@@ -32,10 +47,8 @@ def resources(
         machine,
         settings,
         lambda launcher: launcher_missing,
-        lambda node, kind: remote,
         lambda plan, at_least, resources: pytest.fail("no test here takes all devices"),
-        layout,
-        None if layout is None else "torchrun",
+        None if layout is None else cast(Any, _Launched(layout, remote)),
         hypothetical,
     )
 

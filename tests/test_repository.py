@@ -56,7 +56,7 @@ RUNS_BETWEEN_TESTS = (
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/link_to_rank"),
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/output_tail"),
-    *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/pooled_world"),
+    *("pool/pool", "pool/pool_client", "pool/pooled_world"),
     *("pool/local_starter", "pool/summary", "forkserver/client"),
     *("leases/leases", "leases/locks", "leases/holder", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives"),

@@ -6,7 +6,6 @@ feature `record` documents the events (`features/record/events.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
@@ -53,12 +52,11 @@ class Recorder(Protocol):
         """Record the event with the name `event`. Never raise. Called in any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorders:
-    """A :class:`Recorder` that passes each event on to any number of others."""
+def pass_to(*receivers: Recorder) -> Recorder:
+    """Return a recorder that passes each event on to all `receivers`."""
 
-    receivers: tuple[Recorder, ...] = ()
-
-    def __call__(self, event: str, /, **fields: object) -> None:
-        for receive in self.receivers:
+    def record(event: str, /, **fields: object) -> None:
+        for receive in receivers:
             receive(event, **fields)
+
+    return record

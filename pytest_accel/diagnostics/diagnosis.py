@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,18 +42,6 @@ class Interrupted:
     stacks: Mapping[int, str]
     """The stacks of the other ranks."""
     findings: Findings
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The present activity of the ranks of a running test, as far as it is known without disturbing them."""
-
-    places: Mapping[int, str] = field(default_factory=dict)
-    """The places in the code, by rank."""
-    finished: Sequence[int] = ()
-    """The ranks that have finished the test."""
-    records: Mapping[int, Record] = field(default_factory=dict)
-    """The collectives, by rank."""
 
 
 class OutsideError(Enum):
@@ -107,23 +95,12 @@ class Examiner(WorldInspector):
             if one.wait is not None and one.wait.kind != "collective"
         }
         old = next((one.unrecorded_by for one in records.values() if one.unrecorded_by), "")
-        return stacks, Findings(_collectives(records), waits, unrecorded_by=old)
+        return stacks, Findings(collectives(records), waits, unrecorded_by=old)
 
     def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
         """Return the records of the `alive` ranks that have written one, without disturbing them."""
         taken = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
-
-    def progress(self, alive: Mapping[int, int]) -> Progress:
-        """Return the present activity of the ranks of a running test, without disturbing them.
-
-        This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
-        for records does not.
-        """
-        records = self.records(alive)
-        finished = [rank for rank, record in records.items() if record.finished]
-        places = {rank: record.place for rank, record in records.items() if record.place and not record.finished}
-        return Progress(places, finished, _collectives(records))
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""
@@ -131,5 +108,6 @@ class Examiner(WorldInspector):
         return Findings(at_death={rank: stack for rank, stack in stacks if where(frames_of_rank(stack)) is not None})
 
 
-def _collectives(records: Mapping[int, FlightRecord]) -> dict[int, Record]:
+def collectives(records: Mapping[int, FlightRecord]) -> dict[int, Record]:
+    """Return the collectives in the records of ranks."""
     return {rank: collectives_in(record) for rank, record in records.items()}

@@ -15,8 +15,6 @@ from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from msgspec import Struct
-
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.computing import held_up, is_computing
 from pytest_accel.core.paths import HEADING, LAST_PLACE_SIZE, RankFile, agent_path, rank_path
@@ -24,7 +22,7 @@ from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIG
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.python_stacks import take_stacks
-from pytest_accel.messages.connect import InspectorTarget, call_agent
+from pytest_accel.messages.connect import Inspection, call_agent
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.struct_messages import decode, encode, from_builtins
 from pytest_accel.messages.unix_sockets import Connection, limit_reads
@@ -170,16 +168,6 @@ _METHODS: Mapping[str, _Method] = {
 """The methods that another machine may ask for, by name."""
 
 
-class Inspection(Struct, frozen=True):
-    """The driver's request to the inspector on another machine; the answer is the result of `method`."""
-
-    method: str
-    """The name of a method of :class:`MachineInspector`."""
-    world: int
-    given: Any
-    """The argument of `method`."""
-
-
 class WorldInspector:
     """Inspects all ranks of a world, each on its machine."""
 
@@ -219,17 +207,12 @@ class WorldInspector:
 
     def _begin(self, server: int, method: _Method, given: Mapping[int, Any]) -> Connection | None:
         try:
-            call = call_agent(agent_path(self._directory, server), InspectorTarget())
+            request = Inspection(method.__name__, self._spec.world, given)
+            call = call_agent(agent_path(self._directory, server), request)
         except OSError:
             return None
         limit_reads(call, _TIMEOUT)
-        connection = Connection(call.detach())
-        try:
-            connection.send_bytes(encode(Inspection(method.__name__, self._spec.world, given)))
-        except OSError:
-            connection.close()
-            return None
-        return connection
+        return Connection(call.detach())
 
 
 def _receive_answer(call: Connection, method: _Method) -> dict[int, Any]:
@@ -239,10 +222,9 @@ def _receive_answer(call: Connection, method: _Method) -> dict[int, Any]:
     return {}
 
 
-def answer(call: Connection, directory: str) -> None:
-    """Answer one request of the driver; called in a thread of an agent on another machine."""
+def answer(call: Connection, directory: str, request: Inspection) -> None:
+    """Answer a request of the driver; called in a thread of an agent on another machine."""
     with call, suppress(EOFError, OSError):
-        request: Inspection = decode(call.recv_bytes(), Inspection)
         method = _METHODS[request.method]
         form, _ = get_type_hints(method).values()
         given = from_builtins(request.given, form)

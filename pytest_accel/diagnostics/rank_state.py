@@ -96,7 +96,7 @@ class RankOutcome(NamedTuple):
         return self.hang is not None and self.hang.cause is HangCause.OTHER_RANK
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(eq=False)
 class RankState:
     """The state of one rank during a test; the driver's world updates it while the test runs."""
 

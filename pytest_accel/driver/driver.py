@@ -23,7 +23,7 @@ from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
-from pytest_accel.pool.pool_messages import WorldGrant
+from pytest_accel.pool.pool_messages import GiveBackWorld, WorldGrant
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
@@ -144,9 +144,7 @@ class Driver:
         try:
             world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))
         except BaseException as error:  # Return the world: it would keep its devices and slots.
-            self._pool_client.give_back(
-                grant.spec.world, "its driver could not connect to it", frozenset(), retire=False
-            )
+            self._pool_client.give_back(GiveBackWorld(grant.spec.world, "its driver could not connect to it"))
             if not isinstance(error, OSError):
                 raise
             # For example, tests have used up this process's file descriptors.
@@ -205,8 +203,7 @@ class Driver:
     def interrupt(self) -> None:
         """Record where the ranks are, and end the world, because the session is interrupted."""
         if self._world is not None:
-            running = self._running.item.nodeid if self._running is not None else ""
-            self._pool_client.record_interrupted(self._world.number, running)
+            self._world.interrupted = self._running.item.nodeid if self._running is not None else ""
             self.end_world("the session is interrupted")
 
     def end_world(self, reason: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
@@ -15,7 +15,7 @@ from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
-from pytest_accel.pool.elsewhere import Layout
+from pytest_accel.pool.elsewhere import Elsewhere
 from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
@@ -46,20 +46,31 @@ class Resources:
     settings: Settings
     launcher_missing: Callable[[str], str | None]
     """Returns why a launcher cannot be used on this machine, or None if it can."""
-    remote_inventory: Callable[[int, str], Inventory | str]
-    """Returns the devices of a kind on another machine, by its number, or why they cannot be looked up."""
     plan_all: Callable[[Callable[[int], ItemPlan], int, Resources], ItemPlan]
     """Returns the plan of a test that takes all devices; see the hook `pytest_accel_plan_all`."""
-    layout: Layout | None = None
+    launched: LaunchedProcesses | None = None
     """The processes that a launcher has started, or None if there is only this process."""
-    launcher: str | None = None
-    """The launcher of `layout`."""
     hypothetical: bool = False
     """True if `machine` is assumed by ``--accel-plan``. The properties of its devices are unknown."""
 
     def inventory(self, kind: str) -> Inventory:
         """Return the devices of `kind` on this machine, or the session's devices if `kind` is ``none``."""
         return self.machine.session if kind == "none" else self.machine.of(kind)
+
+
+class LaunchedProcesses(Elsewhere, Protocol):
+    """The processes that a launcher has started together, in which the ranks of groups run."""
+
+    @property
+    def about(self) -> str:
+        """One line about the processes, for the header of the session."""
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of ranks of a world."""
+
+    def missing(self, key: WorldKey, resources: Resources) -> str | None:
+        """Return why the processes can never run the group of ranks of `key`, or None if they can."""
 
 
 def plan_item(found: marks.Marks, chosen: Mapping[str, object], resources: Resources) -> ItemPlan:
@@ -208,27 +219,25 @@ def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) 
 
 def _missing(key: WorldKey, resources: Resources) -> str | None:
     """Return why the session can never run a world of `key`, or None if it can."""
-    layout = resources.layout
     if resources.machine.is_cluster:
         if key.in_cluster:
             return resources.machine.shortage(key)
         if key.launcher is not None and key.need is not None:
             return f"{key.launcher} starts its ranks on this machine, and the session uses the devices of a cluster"
     if key.grouped:
-        shortage = None
-        if layout is not None:
-            shortage = layout.shortage(key.ranks, key.machines, resources.launcher)
-        elif key.machines > 1:
-            shortage = f"needs {key.machines} machines; a session without a launcher has 1"
-        if shortage is None and key.launcher is not None:
-            shortage = _launcher_missing(key.launcher, resources)
-        if shortage is not None:
-            return shortage
+        if resources.launched is not None:
+            return resources.launched.missing(key, resources)
+        if key.machines > 1:
+            return f"needs {key.machines} machines; a session without a launcher has 1"
+        if key.launcher is not None and (missing := resources.launcher_missing(key.launcher)) is not None:
+            return missing
+    return missing_devices(key, resources)
+
+
+def missing_devices(key: WorldKey, resources: Resources) -> str | None:
+    """Return why the devices of this machine do not suffice for a world of `key`, or None if they do."""
     if key.need is None:
         return None
-    machines = layout.machines_of(key.ranks, key.machines) if key.grouped and layout is not None else [0]
-    if layout is not None and any(machines):
-        return _missing_on_several(key, machines, layout, resources)
     missing = shortfall(key.need, resources.inventory(key.kind))
     if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1 and key.ranks > 1:
         missing += "; ranks share a device under backend='gloo' only"
@@ -242,25 +251,4 @@ def _backend_missing(key: WorldKey) -> str | None:
         if kinds is not None and key.kind not in kinds:
             here = "on the CPU" if key.kind == "cpu" else f"on {key.kind} devices"
             return f"needs {' or '.join(kinds)} devices for the backend {name}; ranks run {here} in this session"
-    return None
-
-
-def _launcher_missing(launcher: str, resources: Resources) -> str | None:
-    """Return why `launcher` cannot start the ranks of a test, or None if it can."""
-    if resources.launcher is not None:
-        return f"its ranks are started by {launcher}, which a session under {resources.launcher} does not do"
-    return resources.launcher_missing(launcher)
-
-
-def _missing_on_several(key: WorldKey, machines: Sequence[int], layout: Layout, resources: Resources) -> str | None:
-    """Return why the devices of several machines do not suffice for `key`; `machines` has the machine of each rank."""
-    if 0 not in machines:
-        return f"needs {key.ranks} ranks with devices; rank 0's machine has too few ranks to be among theirs"
-    for machine, need in key.needs(machines).items():
-        inventory = resources.remote_inventory(machine, key.kind) if machine else resources.inventory(key.kind)
-        if isinstance(inventory, str):
-            return inventory
-        missing = shortfall(need, inventory)
-        if missing is not None:
-            return f"{missing} (on {layout.names[machine]})"
     return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from os import close, geteuid
-from socket import socket
 
 from pytest_accel.core import prctl
 from pytest_accel.diagnostics.rank_state import RankState
@@ -19,29 +17,22 @@ STALL_TIMEOUT = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class LinkToRank(RankState):
     """The state of one rank, and the driver's link to it. Owned by the world's `RankMonitor`."""
 
-    pid: int
-    is_remote: bool
-    """True if the rank is on another machine."""
-    call: Callable[[], socket]
-    """Opens another connection to the rank. Raises OSError if the rank is gone."""
-    connection: Connection
-    pidfd: int | None
-    """Readable when the process has ended (`prctl.end_of`); None if there is no such descriptor."""
-
-    @classmethod
-    def open(cls, grant: WorldGrant, rank: int) -> LinkToRank:
+    def __init__(self, grant: WorldGrant, rank: int) -> None:
         """Connect to `rank` of the world of `grant`.
 
         Raise OSError if this process cannot open more files, or has changed its user since the ranks were started.
         """
-        pid = grant.pids[rank]
-        call = partial(call_rank, grant.directory, grant.spec, rank, pid)
+        super().__init__(rank)
+        self.pid = grant.pids[rank]
+        self.is_remote = grant.spec.is_remote(rank)
+        """True if the rank is on another machine."""
+        self.call = partial(call_rank, grant.directory, grant.spec, rank, self.pid)
+        """Opens another connection to the rank. Raises OSError if the rank is gone."""
         try:
-            stream = call()
+            stream = self.call()
         except PermissionError as error:
             # The rank is alive, and belongs to the user whom this process had when the session's ranks were started.
             raise PermissionError(
@@ -54,14 +45,12 @@ class LinkToRank(RankState):
         try:
             unix_sockets.limit_reads(stream, STALL_TIMEOUT)
             # For a rank on another machine, the agent of its machine closes the connection when the process has ended.
-            is_remote = grant.spec.is_remote(rank)
-            pidfd = None if is_remote else prctl.end_of(pid)
+            self.pidfd = None if self.is_remote else prctl.end_of(self.pid)
+            """Readable when the process has ended (`prctl.end_of`); None if there is no such descriptor."""
         except BaseException:
             stream.close()
             raise
-        return cls(
-            rank=rank, pid=pid, is_remote=is_remote, call=call, connection=Connection(stream.detach()), pidfd=pidfd
-        )
+        self.connection = Connection(stream.detach())
 
     @property
     def sources(self) -> Iterator[Connection | int]:

@@ -27,9 +27,8 @@ from pytest_accel.messages.rank_messages import (
     Finished,
     ForkReturned,
     PhaseReport,
-    Ready,
+    RankNotice,
     TerminalRequest,
-    TerminalReturned,
     TornDown,
     When,
 )
@@ -91,7 +90,7 @@ class RankMonitor:
         self.ranks: list[LinkToRank] = []
         try:
             for number in range(grant.spec.ranks):
-                rank = LinkToRank.open(grant, number)
+                rank = LinkToRank(grant, number)
                 self.ranks.append(rank)
                 for source in rank.sources:
                     self._selector.register(source, EVENT_READ, rank)
@@ -193,7 +192,7 @@ class RankMonitor:
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
             self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
-        elif isinstance(message, Ready):
+        elif message is RankNotice.READY:
             self.ready.add(rank.rank)
         elif isinstance(message, Collected):
             rank.collected = message
@@ -210,7 +209,7 @@ class RankMonitor:
                 rank.announced = message
         elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
-        elif isinstance(message, TerminalReturned):
+        elif message is RankNotice.TERMINAL_RETURNED:
             self._debugger.release()
         elif isinstance(message, TornDown):
             rank.torn_down = message

@@ -22,16 +22,13 @@ from pytest_accel.messages.rank_messages import (
     Announced,
     Collected,
     CollectFile,
+    Command,
     Finished,
-    Prepare,
-    RunCall,
     RunTest,
-    SkipCall,
-    TearDown,
     When,
 )
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import WorldGrant
+from pytest_accel.pool.pool_messages import GiveBackWorld, WorldGrant
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import error_consequence
@@ -71,6 +68,8 @@ class World:
         self._waited = grant.waited
         self.closed = False
         """True once the world has been given back to the pool."""
+        self.interrupted: str | None = None
+        """The test during which the session was interrupted, empty if it is unknown; None without an interrupt."""
         self._pool_client = pool_client
         self._held_up = 0.0
         """Seconds by which the grace is extended, because the ranks could not use it."""
@@ -159,7 +158,7 @@ class World:
         if not all(answer.prepared for answer in answers):
             self._busy = True
             self.monitor.ready.clear()
-            self._send(Prepare())
+            self._send(Command.PREPARE)
             self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
             self._busy = False
         return all(rank.end is None for rank in self._ranks)
@@ -220,7 +219,7 @@ class World:
         names = item.name, item.nodeid
         self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, with_call))
 
-    def _begin_call(self, message: RunCall | SkipCall) -> None:
+    def _begin_call(self, message: Command) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
         if self.monitor.call_began is None and not all(rank.done for rank in self._ranks):
             self.monitor.call_began = monotonic()
@@ -241,15 +240,15 @@ class World:
         self._held_up = 0.0
         if when != "setup":
             # All hooks here around the setup have ended. If a hook here has failed before the call, leave the call out.
-            self._begin_call(RunCall() if when == "call" else SkipCall())
+            self._begin_call(Command.RUN_CALL if when == "call" else Command.SKIP_CALL)
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
             # A rank that has failed in the setup, or is in it for long, may wait for ranks that wait with the call.
             if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
-                self._begin_call(RunCall())
+                self._begin_call(Command.RUN_CALL)
             self._pump_or_give_up(pending, when, limit)
         # After a failure, wait for all ranks, to report their ends with the failure.
         while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
-            self._begin_call(RunCall())
+            self._begin_call(Command.RUN_CALL)
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
             if not in_teardown and self._grace().end == math.inf:
@@ -342,7 +341,7 @@ class World:
         """
         has_lost = any(rank.end is not None for rank in self._ranks)
         tearing = [rank for rank in self._ranks if rank.end is None and rank.finished is not None]
-        data = dumps(TearDown())
+        data = dumps(Command.TEAR_DOWN)
         for rank in tearing:
             if not rank.send(data):
                 self.monitor.record_unread(rank)
@@ -386,7 +385,8 @@ class World:
         if kill_reason is None and self._busy and not all(rank.done for rank in self._ranks):
             kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
         retire = self.monitor.retire or (kill_reason is not None and ended)
-        self._pool_client.give_back(self.number, kill_reason, frozenset(self._reported_ends), retire)
+        noticed = frozenset(self._reported_ends)
+        self._pool_client.give_back(GiveBackWorld(self.number, kill_reason, noticed, retire, self.interrupted))
 
     @property
     def alive(self) -> bool:

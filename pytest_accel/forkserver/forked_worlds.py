@@ -1,24 +1,38 @@
-"""The worlds of a fork server: their sockets, and the start, kill and exit of their ranks."""
+"""The loop of a fork server, and its worlds: their sockets, and the start, kill and exit of their ranks."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from multiprocessing.connection import wait
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core import prctl
 from pytest_accel.core.kill import children_of, cleans_up, kill_group, kill_tree
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import rank_path
-from pytest_accel.forkserver.server_messages import RankExited, ServerReport, StartFailed, WorldStarted
-from pytest_accel.messages import unix_sockets
+from pytest_accel.forkserver.rank_process import fork_rank
+from pytest_accel.forkserver.server_messages import (
+    KillWorld,
+    RankExited,
+    Serve,
+    ServerReport,
+    ServerRequest,
+    StartWorld,
+    WorldStarted,
+    read_file,
+)
+from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.rank_messages import RETIRED
 from pytest_accel.messages.role import LOOPBACK, Role, host_of, loopback_interface
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 
 _BACKLOG = 128
@@ -28,41 +42,66 @@ _CONNECT_TIMEOUT = 2.0
 
 
 class ForkedWorlds:
-    """The worlds that have ranks forked from this server, which owns the object. Only this class changes their state.
+    """The worlds that have ranks forked from this server. Only this class changes their state.
 
-    A world exists from its start until its last rank has been reaped.
+    A world exists from its start until its last rank has been reaped. :meth:`serve` is the loop of the fork server,
+    which waits for messages, exits of ranks, and the controller's end.
     """
 
-    def __init__(
-        self,
-        session: SessionSpec,
-        fork: Callable[[Role, Collection[Role]], int],
-        send: Callable[[ServerReport], None],
-    ) -> None:
-        """``fork(role, roles)`` forks the rank with one of the `roles` of a world; it returns the rank's process id.
-
-        `send` sends a message to the pool.
-        """
-        self._session = session
-        self._fork = fork
-        self._send = send
+    def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
+        """`launched` is True if a launcher has started this process, and not the controller."""
+        self._session = begin.spec
+        self._connection = connection
+        # A launcher that started this process terminates its process group, so launched ranks must stay in it.
+        self._own_group = not launched
+        # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
+        self._controller_end = prctl.end_of(begin.controller)
+        self._woken, self._waker = unix_sockets.pair(blocking=False)
         self._ranks: dict[int, tuple[int, int]] = {}
         """The world and the rank of each process that has not been reaped, by its id."""
-        self._deadlines: dict[int, float] = {}
-        """Time at which the ranks of a world are killed (`clock.monotonic`), by the number of the world."""
         self._known = children_of(os.getpid())
         """The children of this process that it had at the last look, or before the first rank.
 
         A plugin or a preloaded module may have started some of them; ranks have left the others.
         """
 
-    @property
-    def timeout(self) -> float | None:
-        """Seconds until the next ranks are to be killed, or None."""
-        due = min(self._deadlines.values(), default=None)
-        return None if due is None else max(0.0, due - monotonic())
+    def serve(self) -> None:
+        """Serve requests until the controller has exited."""
+        self._inherited_handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda number, frame: None),
+        }
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        ends = [] if self._controller_end is None else [self._controller_end]
+        while self._controller_end not in wait([self._connection, self._woken, *ends]):
+            with suppress(BlockingIOError):
+                self._woken.recv(4096)
+            self._reap()
+            while self._connection.poll():
+                try:
+                    message: ServerRequest = decode(self._connection.recv_bytes(), ServerRequest)
+                    number = message.descriptors if isinstance(message, StartWorld) else 0
+                    locks = fd_passing.receive(self._connection, number) if number else []
+                except (EOFError, OSError):
+                    step("the driver has closed the connection")
+                    return
+                if isinstance(message, KillWorld):
+                    self._kill(message.world)
+                else:
+                    spec = read_file(locks.pop(0), WorldSpec) if message.spec is None else message.spec
+                    self._start(spec, message.port, locks)
+        step("the driver has exited")
 
-    def start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
+    def _leave(self) -> None:
+        """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
+        for number, handler in self._inherited_handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None if a library has installed the handler.
+        for one in (self._connection, self._woken, self._waker):
+            one.close()
+        if self._controller_end is not None:
+            os.close(self._controller_end)
+
+    def _start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
         """Start the ranks of `spec` that belong to this server; `port` is as in :func:`_open_roles`.
 
         The ranks inherit the descriptors `locks`, which are closed in this process before another world is started.
@@ -71,33 +110,27 @@ class ForkedWorlds:
         try:
             with _open_roles(spec, self._session, port, locks) as roles:
                 for role in roles:
-                    pids.append(self._fork(role, roles))
+                    pids.append(
+                        fork_rank(self._session, role, roles, leave_server=self._leave, own_group=self._own_group)
+                    )
                     self._ranks[pids[-1]] = spec.world, role.rank
                     step("rank %d of world %d is process %d", role.rank, spec.world, pids[-1])
-                self._send(WorldStarted(spec.world, tuple(pids), roles[0].port))
+                send(self._connection, WorldStarted(spec.world, tuple(pids), roles[0].port))
         except Exception as error:
             step("cannot start world %d: %r", spec.world, error)
-            self.kill(spec.world)
+            self._kill(spec.world)
             # The text of `_check_loopback` is for users.
             text = str(error) if isinstance(error, ConnectionError) else traceback.format_exc()
-            self._send(StartFailed(spec.world, text))
+            send(self._connection, WorldStarted(spec.world, problem=text))
 
-    def kill(self, number: int, after: float = 0.0) -> None:
-        """Kill the ranks of a world after some seconds, in which they may exit by themselves."""
-        self._deadlines[number] = monotonic() + after
-        self.do_due()
+    def _kill(self, number: int) -> None:
+        """Kill the ranks of a world."""
+        pids = [pid for pid, (world, _) in self._ranks.items() if world == number]
+        step("kills %d ranks of world %d", len(pids), number)
+        for pid in pids:
+            kill_tree(pid)
 
-    def do_due(self) -> None:
-        """Kill the ranks whose deadline has passed."""
-        for number, deadline in list(self._deadlines.items()):
-            if deadline <= monotonic():
-                del self._deadlines[number]
-                pids = [pid for pid, (world, _) in self._ranks.items() if world == number]
-                step("kills %d ranks of world %d", len(pids), number)
-                for pid in pids:
-                    kill_tree(pid)
-
-    def reap(self) -> None:
+    def _reap(self) -> None:
         """Collect the exit statuses of all children that have exited, and send the exits of ranks.
 
         Processes that ranks have left running are killed: always in the ranks' process groups, and elsewhere unless all
@@ -114,9 +147,7 @@ class ForkedWorlds:
                 if not cleans_up(pid):
                     kill_tree(pid)
         for world, rank, status in exits:
-            if all(other != world for other, _ in self._ranks.values()):
-                self._deadlines.pop(world, None)
-            self._send(RankExited(world, rank, exited(os.waitstatus_to_exitcode(status))))
+            send(self._connection, RankExited(world, rank, exited(os.waitstatus_to_exitcode(status))))
 
     def _collect_exits(self) -> Iterator[tuple[int, int, int]]:
         """Reap all children that have exited, and kill the process groups of ranks; yield world, rank and status."""
@@ -135,6 +166,12 @@ class ForkedWorlds:
                 yield world, rank, status
 
 
+def send(connection: Connection, message: ServerReport) -> None:
+    """Send `message` to the pool."""
+    with suppress(OSError):  # The controller has exited, which the server notices next.
+        connection.send_bytes(encode(message))
+
+
 @contextmanager
 def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: Sequence[int]) -> Iterator[list[Role]]:
     """Provide the roles of the ranks that this server forks; at the end of the block, close their descriptors here.
@@ -144,20 +181,18 @@ def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: 
     with ExitStack() as stack:
         for descriptor in locks:
             stack.callback(os.close, descriptor)
-        listeners = {
-            rank: stack.enter_context(
-                unix_sockets.listen(rank_path(session.directory, spec.world, rank, "sock"), _BACKLOG)
-            )
-            for rank in range(spec.ranks)
-            if spec.server_of(rank) == session.server
-        }
-        store = None
+        roles, store = [], None
         if spec.grouped and port is None:
             if host_of(spec) == LOOPBACK:
                 _check_loopback()
-            store = stack.enter_context(_reserve_port(host_of(spec)))
-            port = store.getsockname()[1]
-        yield [Role(spec, rank, listener, port, store, tuple(locks)) for rank, listener in listeners.items()]
+            reserved = stack.enter_context(_reserve_port(host_of(spec)))
+            store, port = reserved.fileno(), reserved.getsockname()[1]
+        for rank in range(spec.ranks):
+            if spec.server_of(rank) == session.server:
+                path = rank_path(session.directory, spec.world, rank, "sock")
+                listener = stack.enter_context(unix_sockets.listen(path, _BACKLOG)).fileno()
+                roles.append(Role(spec, rank, listener, port, None if rank else store, tuple(locks)))
+        yield roles
 
 
 def _reserve_port(address: str) -> socket.socket:

@@ -12,14 +12,13 @@ import logging
 import multiprocessing
 import sys
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
 from multiprocessing import process, resource_tracker, util
-from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
+from os import _exit, close, environ, execve, fork, getpid, kill, set_inheritable, setsid
 from signal import SIG_IGN, SIGKILL, set_wakeup_fd, signal
-from socket import socket
 from traceback import print_exc
 from typing import NoReturn
 from zlib import crc32
@@ -28,7 +27,7 @@ from pytest_accel.compat.torch_variables import is_read_later
 from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
-from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
+from pytest_accel.forkserver.server_messages import file_with, read_file
 from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
@@ -62,7 +61,8 @@ def fork_rank(
             leave_server()
             for other in roles:
                 if other is not role:
-                    other.listener.close()
+                    for descriptor in {*_descriptors(other)} - {*_descriptors(role)}:
+                        close(descriptor)
             if own_group:
                 setsid()
             variables = _variables(session, role.spec, role.rank)
@@ -74,6 +74,13 @@ def fork_rank(
         finally:  # Also if print_exc() raises: the child must not go on in the server's code.
             _leave(code)
     return pid
+
+
+def _descriptors(role: Role) -> Iterator[int]:
+    """Yield the descriptors of a rank."""
+    yield from (role.listener, *role.locks)
+    if role.store is not None:
+        yield role.store
 
 
 def _run(session: SessionSpec, role: Role) -> int:
@@ -96,41 +103,28 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
     # A new interpreter inherits that signals are ignored or blocked. Otherwise they would terminate it as it starts.
     signal(STACK_SIGNAL, SIG_IGN)
     block_flight_signal()
-    store = None if role.rank else role.store
-    message = ContinueRank(
-        session,
-        role.spec,
-        role.rank,
-        role.listener.fileno(),
-        role.port,
-        None if store is None else store.fileno(),
-        resource_tracker.getfd(),
-        role.locks,
-    )
-    with file_with(message, session.directory) as file:
-        for descriptor in (message.listener, message.store, message.tracker, *message.locks, file.fileno()):
-            if descriptor is not None:
-                set_inheritable(descriptor, True)
-        command = python_command(f"from {__name__} import main; main({file.fileno()})", path=session.sys_path)
+    tracker: int = resource_tracker.getfd()  # type: ignore[assignment]  # The fork server has started it.
+    with file_with((session, role), session.directory) as file:
+        for descriptor in (*_descriptors(role), tracker, file.fileno()):
+            set_inheritable(descriptor, True)
+        source = f"from {__name__} import main; main({file.fileno()}, {tracker})"
+        command = python_command(source, path=session.sys_path)
         with suppress(OSError):  # The system limits the size of the environment of a new program.
             execve(command[0], command, {**environ, **variables})
         execve(command[0], command, environ)  # The rank sets `env` when it starts, in any case.
 
 
-def main(descriptor: int) -> NoReturn:
-    """Become the rank of the :class:`ContinueRank` in the file `descriptor`, in a new interpreter, and exit."""
-    message = read_file(descriptor, ContinueRank)
+def main(descriptor: int, tracker: int) -> NoReturn:
+    """Become the rank whose session and role are in the file `descriptor`, in a new interpreter, and exit."""
+    session, role = read_file(descriptor, tuple[SessionSpec, Role])
     # As in processes that multiprocessing spawns: a tracker of this rank's own would be killed together with the rank.
-    resource_tracker._resource_tracker._fd = message.tracker  # type: ignore[attr-defined]
-    for one in (message.listener, message.store, message.tracker, *message.locks):
-        if one is not None:
-            set_inheritable(one, False)  # Programs that tests start must not keep these open.
-    store = None if message.store is None else socket(fileno=message.store)
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    for one in (*_descriptors(role), tracker):
+        set_inheritable(one, False)  # Programs that tests start must not keep these open.
     _kill_children_at_exit()
     code = 1
     try:
-        role = Role(message.spec, message.rank, socket(fileno=message.listener), message.port, store, message.locks)
-        code = _run(message.session, role)
+        code = _run(session, role)
     except BaseException:
         print_exc()
     finally:

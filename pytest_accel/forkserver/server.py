@@ -14,11 +14,9 @@ import gc
 import importlib.machinery
 import os
 import shutil
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from os import _exit, execve, getpid
@@ -29,7 +27,7 @@ from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
-from pytest_accel.forkserver.forked_worlds import ForkedWorlds
+from pytest_accel.forkserver.forked_worlds import ForkedWorlds, send
 from pytest_accel.forkserver.preload import (
     RANK_MODULES,
     TORCH_MODULES,
@@ -40,73 +38,15 @@ from pytest_accel.forkserver.preload import (
     thread_count,
     unfit,
 )
-from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
     FirstStep,
-    KillWorld,
     Serve,
     ServerNotice,
-    ServerReport,
-    ServerRequest,
-    StartWorld,
     file_with,
     read_file,
 )
-from pytest_accel.messages import fd_passing, unix_sockets
-from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages import fd_passing
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.messages.world_spec import WorldSpec
-
-
-class _Server:
-    """The loop of the fork server, which waits for messages, exits of ranks, deadlines and the controller's end."""
-
-    def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
-        self.connection = connection
-        # A launcher that started this process terminates its process group, so launched ranks must stay in it.
-        fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
-        self.worlds = ForkedWorlds(begin.spec, fork, partial(_send, connection))
-        # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
-        self._controller_end = prctl.end_of(begin.controller)
-        self._woken, self._waker = unix_sockets.pair(blocking=False)
-
-    def serve(self) -> None:
-        """Serve requests until the controller has exited."""
-        self._inherited_handlers = {
-            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-            signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda number, frame: None),
-        }
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        ends = [] if self._controller_end is None else [self._controller_end]
-        while self._controller_end not in wait([self.connection, self._woken, *ends], self.worlds.timeout):
-            with contextlib.suppress(BlockingIOError):
-                self._woken.recv(4096)
-            self.worlds.reap()
-            self.worlds.do_due()
-            while self.connection.poll():
-                try:
-                    message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
-                    number = message.descriptors if isinstance(message, StartWorld) else 0
-                    locks = fd_passing.receive(self.connection, number) if number else []
-                except (EOFError, OSError):
-                    step("the driver has closed the connection")
-                    return
-                if isinstance(message, KillWorld):
-                    self.worlds.kill(message.world, message.after)
-                elif message.spec is None:
-                    self.worlds.start(read_file(locks.pop(0), WorldSpec), message.port, locks)
-                else:
-                    self.worlds.start(message.spec, message.port)
-        step("the driver has exited")
-
-    def _leave(self) -> None:
-        """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
-        for number, handler in self._inherited_handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None if a library has installed the handler.
-        for one in (self.connection, self._woken, self._waker):
-            one.close()
-        if self._controller_end is not None:
-            os.close(self._controller_end)
 
 
 def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
@@ -154,7 +94,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
 def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
     """Serve the session of `begin`, and exit."""
     if first.problem is not None:
-        _send(connection, ServerNotice(f"ranks load pytest's plugins themselves: their import {first.problem}"))
+        send(connection, ServerNotice(f"ranks load pytest's plugins themselves: their import {first.problem}"))
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(first.directory)
     error = None
@@ -168,9 +108,9 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
     code = 1
     try:
         if error is not None:
-            _send(connection, ServerNotice(error=error))
+            send(connection, ServerNotice(error=error))
         else:
-            _Server(connection, begin, launched=parent != begin.controller).serve()
+            ForkedWorlds(connection, begin, launched=parent != begin.controller).serve()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -178,7 +118,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
         if getpid() == pid:  # A forked child with an error also comes here.
             step("ends with status %d", code)
             if left := _clean_up(first.own_folder):
-                _send(connection, ServerNotice(survivors=left))
+                send(connection, ServerNotice(survivors=left))
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
@@ -186,7 +126,7 @@ def _receive(connection: int, parent: int) -> list[int] | None:
     """Return the two descriptors that arrive on the socket `connection`; None if it is closed, or `parent` exits."""
     with Connection(connection) as waiting, contextlib.ExitStack() as stack:
         watched = [connection]
-        if (end := prctl.end_of(parent)) is not None:  # As in `_Server`, EOF is not enough.
+        if (end := prctl.end_of(parent)) is not None:  # As in `ForkedWorlds`, EOF is not enough.
             stack.callback(os.close, end)
             watched.append(end)
         if connection in wait(watched):
@@ -231,11 +171,6 @@ def _start_anew(connection: int, first: FirstStep, given: int | None, path: Sequ
     source = f"from {__name__} import main; main({connection}, {tuple(first)!r}, {given})"
     command = python_command(source, path=path)
     execve(command[0], command, os.environ)
-
-
-def _send(connection: Connection, message: ServerReport) -> None:
-    with contextlib.suppress(OSError):  # The controller has exited, which the server notices next.
-        connection.send_bytes(encode(message))
 
 
 def _start_resource_tracker(directory: str) -> None:

@@ -48,24 +48,6 @@ class Serve(Struct, frozen=True):
     """The environment to take on; None if the process has been started with it."""
 
 
-class ContinueRank(Struct, frozen=True):
-    """Continue as a rank, in an interpreter that has replaced a forked process and has inherited its descriptors."""
-
-    session: SessionSpec
-    spec: WorldSpec
-    rank: int
-    listener: int
-    """Descriptor of the socket on which the rank accepts drivers."""
-    port: int | None
-    """Port of the world's store, or None if it has no store."""
-    store: int | None
-    """Descriptor of the store's socket, or None if this rank does not serve the store."""
-    tracker: int | None
-    """Descriptor of the pipe to the resource tracker of all ranks."""
-    locks: tuple[int, ...]
-    """`Role.locks`."""
-
-
 # Pool to fork server
 
 
@@ -84,8 +66,6 @@ class KillWorld(Struct, frozen=True, tag=True):
     """Kill the ranks of `world`."""
 
     world: int
-    after: float = 0.0
-    """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
 ServerRequest = StartWorld | KillWorld
@@ -94,20 +74,15 @@ ServerRequest = StartWorld | KillWorld
 
 
 class WorldStarted(Struct, frozen=True, tag=True):
-    """The ranks of `world` that belong to this server have been forked."""
+    """The ranks of `world` that belong to this server have been forked, unless there is a `problem`."""
 
     world: int
-    pids: tuple[int, ...]
+    pids: tuple[int, ...] = ()
     """Pids of the ranks that this server has forked, in the order of the ranks."""
     port: int | None = None
     """Port of the world's store, or None if it has no store."""
-
-
-class StartFailed(Struct, frozen=True, tag=True):
-    """The world could not be started; `text` is the reason."""
-
-    world: int
-    text: str
+    problem: str = ""
+    """Why the world could not be started; no process of it is left then."""
 
 
 class RankExited(Struct, frozen=True, tag=True):
@@ -129,13 +104,13 @@ class ServerNotice(Struct, frozen=True, tag=True):
     """Processes that the server could not kill at its end."""
 
 
-ServerReport = WorldStarted | StartFailed | RankExited | ServerNotice
+ServerReport = WorldStarted | RankExited | ServerNotice
 
 # Messages in files
 
 
 @contextmanager
-def file_with(message: Serve | WorldSpec | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
+def file_with(message: object, directory: str) -> Iterator[IO[bytes]]:
     """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in another process."""
     with TemporaryFile(dir=directory) as file:
         file.write(encode(message))

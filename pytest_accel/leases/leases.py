@@ -5,9 +5,8 @@ One queue holds the requests for all kinds of devices: requests for different ki
 
 from __future__ import annotations
 
-import os
 from asyncio import CancelledError, Future, TimerHandle, get_running_loop, sleep
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,7 +17,6 @@ from typing import Any
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.device import Device, DeviceNeed, is_private
-from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.availability import Guard
@@ -50,28 +48,26 @@ _LONGEST_LIST = 200
 """Maximum characters of the names of devices in a line about a wait: there are many memory parts."""
 
 
-class UnfitDevicesError(PlaceError):
-    """The devices that a cluster has reserved on a machine do not meet the need."""
-
-    def __init__(self, text: str, machine: int = 0) -> None:
-        super().__init__(text)
-        self.machine = machine
-
-
 @dataclass(eq=False, slots=True)
 class HeldLease:
-    """The devices or CPU slots of one request, until :meth:`Leases.give_back`."""
+    """One request for devices or CPU slots; once it is granted, the lease, until :meth:`Leases.give_back`."""
 
-    granted: policy.Lease
-    devices: tuple[Device, ...]
-    """Devices in the order of the policy; none for CPU slots."""
+    request: policy.Request
     demand: WorldDemand
-    holder: Holder
-    """The present holder, as other sessions see it."""
-    locks: SessionLocks | None
-    """The locks of the devices; None if they are not shared with other sessions."""
+    need: DeviceNeed | None
+    """The devices that are needed on this machine; None for CPU slots."""
+    only: Collection[str] | None
+    """The ids of the devices that may be leased; None for all."""
     owner: Any
     """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
+    holder: Holder
+    """The present holder, as other sessions see it."""
+    outcome: Future[HeldLease] = field(default_factory=lambda: get_running_loop().create_future())
+    granted: policy.Lease = field(init=False)
+    devices: tuple[Device, ...] = ()
+    """Devices in the order of the policy; none for CPU slots."""
+    locks: SessionLocks | None = None
+    """The locks of the devices; None if they are not shared with other sessions."""
     wanted: bool = False
     """True while another request, of this or another session, waits for devices or slots of the lease."""
 
@@ -92,17 +88,6 @@ class HeldLease:
         return tuple(dict.fromkeys(self.granted.devices))
 
 
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """A waiting request."""
-
-    request: policy.Request
-    demand: WorldDemand
-    need: DeviceNeed | None
-    owner: Any
-    outcome: Future[HeldLease]
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """The devices of one kind, from their first use in the session."""
@@ -118,12 +103,12 @@ class _Kind:
         """The devices that the session does not use any more, each with the reason."""
         return {**self.surrounding, **(self.guard.aside if self.guard is not None else {})}
 
-    @property
-    def usable(self) -> Inventory:
-        """The session's inventory without the devices that were set aside since it started."""
-        if not (aside := self.set_aside):
+    def usable(self, only: Collection[str] | None) -> Inventory:
+        """Return the session's inventory without the devices that were set aside since it started, and with `only`."""
+        if not (aside := self.set_aside) and only is None:
             return self.inventory
-        return replace(self.inventory, devices=tuple(one for one in self.inventory.devices if one.id not in aside))
+        devices = (one for one in self.inventory.devices if one.id not in aside)
+        return replace(self.inventory, devices=tuple(one for one in devices if only is None or one.id in only))
 
     def refuses(self, device: str) -> str | None:
         """Return why a device may not be leased now, or None."""
@@ -153,7 +138,7 @@ class Leases:
         ``on_lost(lease, why)`` is called when the lock of a device was lost and cannot be locked again: another session
         may use the device. Both get the owner of the lease instead, if it has one, and may call any method.
         """
-        self._machine = machine
+        self.machine = machine
         self._slots = self._free_slots = slots
         self._on_wanted = on_wanted
         self._on_lost = on_lost
@@ -165,7 +150,7 @@ class Leases:
         """The free parts of each device, even if another session has its lock."""
         self._numbers = count(1)
         self._leases: dict[int, HeldLease] = {}
-        self._waiting: dict[int, _Wait] = {}
+        self._waiting: dict[int, HeldLease] = {}
         """The waiting requests, in the order of their arrival."""
         self._elsewhere: set[str] = set()
         """Devices without a lease that could not be locked at the last attempt."""
@@ -180,32 +165,34 @@ class Leases:
     # For the pool
 
     async def take(
-        self, demand: WorldDemand, need: DeviceNeed | None = None, mask: str | None = None, owner: Any = None
+        self,
+        demand: WorldDemand,
+        need: DeviceNeed | None = None,
+        only: Collection[str] | None = None,
+        owner: Any = None,
     ) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 
         Raises :class:`~pytest_accel.leases.shared_folder.PlaceError` if devices cannot be locked, or if too many of
         them are set aside in this session, also while this waits; ValueError for a demand that can never be met.
 
-        `need` describes the devices on this machine, in place of the demand's own need. `mask` shows only the devices
-        that may be leased, as a process without a mask numbers them; :class:`UnfitDevicesError` is raised if they do
-        not suffice. The lease is a part of `owner`.
+        `need` describes the devices on this machine, in place of the demand's own need, and `only` has the ids of the
+        devices that may be leased. The lease is a part of `owner`.
         """
         if self._is_closed:
             raise RuntimeError("the session's leases are closed: none can be requested any more")
         need = need or _need(demand)
-        self._check_available(demand, need)
-        request = self._request(demand, need, mask)
+        self._check_available(demand, need, only)
+        request = self._request(demand, need, only)
         policy.check_request(request, self._slots)
         self._last_change = monotonic()
-        outcome: Future[HeldLease] = get_running_loop().create_future()
-        wait = self._waiting[request.id] = _Wait(request, demand, need, owner, outcome)
+        lease = self._waiting[request.id] = HeldLease(request, demand, need, only, owner, demand.holder)
         try:
             self._react()
-            return await wait.outcome
+            return await lease.outcome
         except CancelledError:
             if request.id in self._leases:  # It was granted, and then cancelled before this coroutine has run again.
-                self.give_back(self._leases[request.id])
+                self.give_back(lease)
             raise
         finally:
             if self._waiting.pop(request.id, None) is not None:
@@ -306,7 +293,7 @@ class Leases:
                 self._check_locks()
                 for wait in self._open_requests():
                     try:
-                        self._check_available(wait.demand, wait.need)
+                        self._check_available(wait.demand, wait.need, wait.only)
                     except PlaceError as error:
                         loop_tasks.fail(wait.outcome, error)
             self._react()
@@ -322,13 +309,12 @@ class Leases:
 
     # Requests and devices
 
-    def _request(self, demand: WorldDemand, need: DeviceNeed | None, mask: str | None) -> policy.Request:
+    def _request(self, demand: WorldDemand, need: DeviceNeed | None, only: Collection[str] | None) -> policy.Request:
         """Return a new request for `demand`."""
         number = next(self._numbers)
         if need is None:
             return policy.Request(number, (), 0, slots=min(demand.key.ranks, self._slots))
-        inventory = self._kind(demand.key.kind).usable
-        fitting = candidates(need, inventory if mask is None else self._shown(mask, need, inventory))
+        fitting = candidates(need, self._kind(demand.key.kind).usable(only))
         return policy.Request(
             number,
             tuple(device.id for device in fitting),
@@ -338,34 +324,20 @@ class Leases:
             sets=need.sets,
         )
 
-    def _check_available(self, demand: WorldDemand, need: DeviceNeed | None) -> None:
+    def _check_available(self, demand: WorldDemand, need: DeviceNeed | None, only: Collection[str] | None) -> None:
         """Raise :class:`PlaceError` if `need` cannot be met any more, since devices were set aside in this session."""
         if need is not None and (aside := self._kind(demand.key.kind).set_aside):
-            missing = shortfall(need, self._kind(demand.key.kind).usable)
+            missing = shortfall(need, self._kind(demand.key.kind).usable(only))
             if missing is not None:
                 lines = (f"{name} was set aside: {why}" for name, why in aside.items())
                 raise PlaceError("\n".join([missing, *lines]))
 
-    def _shown(self, mask: str, need: DeviceNeed, inventory: Inventory) -> Inventory:
-        """Return `inventory` with only the devices that `mask` shows."""
-        vendor = self._machine.vendor(inventory.kind)
-        variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
-        if variable is None:
-            raise UnfitDevicesError(f"{inventory.kind} devices have no mask, by which a cluster could name them")
-        # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
-        environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
-        names = {device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask})}
-        shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
-        if (missing := shortfall(need, shown)) is not None:
-            raise UnfitDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
-        return shown
-
     def _kind(self, name: str) -> _Kind:
         if name not in self._kinds:
-            inventory, vendor = self._machine.of(name), self._machine.vendor(name)
+            inventory, vendor = self.machine.of(name), self.machine.vendor(name)
             guard = None
             if isinstance(vendor, HealthVendor):
-                guard = Guard(vendor, inventory.devices, self._machine.main_pid, waits=self._waits_for_busy)
+                guard = Guard(vendor, inventory.devices, self.machine.main_pid, waits=self._waits_for_busy)
             if is_private(vendor):
                 kind = _Kind(inventory, None, guard)
             else:
@@ -381,7 +353,7 @@ class Leases:
 
     def _find_surrounding(self, inventory: Inventory) -> tuple[Path, dict[str, str]]:
         """Return the folder for the locks, and the devices to set aside: they belong to a surrounding test."""
-        folder, held = default_folder(), self._machine.held
+        folder, held = default_folder(), self.machine.held
         is_meant = held is not None and (held.kind, held.lock_folder) == (inventory.kind, str(folder))
         claimed = held.devices if held is not None and is_meant else ()
         found: dict[str, str] = {}
@@ -394,12 +366,9 @@ class Leases:
         # Use none of the test's devices: the test may wait for this session, which must not wait for the test.
         return folder, found
 
-    def _open_requests(self) -> list[_Wait]:
+    def _open_requests(self) -> list[HeldLease]:
         """Return the waiting requests that have not been cancelled, in the order of their arrival."""
         return [wait for wait in self._waiting.values() if not wait.outcome.done()]
-
-    def _requests(self) -> list[policy.Request]:
-        return [wait.request for wait in self._open_requests()]
 
     def _holder(self, device: str) -> Holder:
         """Return the holder of a leased device; of several, the earliest holder with the tests and processes of all."""
@@ -471,8 +440,8 @@ class Leases:
         return {device: free for device, free in self._free.items() if device not in self._elsewhere}
 
     def _grant(self) -> None:
-        while self._waiting:
-            for granted in policy.decide(self._requests(), self._available(), self._free_slots):
+        while requests := [one.request for one in self._open_requests()]:
+            for granted in policy.decide(requests, self._available(), self._free_slots):
                 try:
                     lacks = next((one for one in dict.fromkeys(granted.devices) if not self._lock(one)), None)
                 except LockFolderError as error:
@@ -489,23 +458,22 @@ class Leases:
 
     def _start(self, granted: policy.Lease) -> None:
         """Begin a lease whose devices are locked."""
-        wait = self._waiting.pop(granted.id)
-        holder = replace(wait.demand.holder, since=wall_clock())
+        lease = self._leases[granted.id] = self._waiting.pop(granted.id)
         found = [self._devices[device] for device in granted.devices]
-        locks = found[0][1].locks if found else None
-        lease = HeldLease(granted, tuple(device for device, _ in found), wait.demand, holder, locks, wait.owner)
-        self._leases[granted.id] = lease
+        lease.granted, lease.devices = granted, tuple(device for device, _ in found)
+        lease.locks = found[0][1].locks if found else None
+        lease.holder = replace(lease.holder, since=wall_clock())
         self._free_slots -= granted.slots
         for device, taken in granted.takes():
             self._free[device] -= taken
         self._tell(lease.ids)
-        if locks is not None:
-            locks.step_back(wait.request.candidates)  # This turn is over; other requests queue again.
-        wait.outcome.set_result(lease)
+        if lease.locks is not None:
+            lease.locks.step_back(lease.request.candidates)  # This turn is over; other requests queue again.
+        lease.outcome.set_result(lease)
 
     def _wish(self) -> None:
         """Wish for all candidates of each request that lacks a device which another session has."""
-        requests = self._requests() if self._elsewhere else []
+        requests = [one.request for one in self._open_requests()] if self._elsewhere else []
         lacking = [
             one.request
             for one in policy.shortages(requests, self._available(), self._free_slots)
@@ -522,7 +490,7 @@ class Leases:
 
     def _notify(self) -> None:
         """Set `HeldLease.wanted`, and notify the holders of leases that have become wanted."""
-        requests = self._requests() if self._waiting else ()
+        requests = [one.request for one in self._open_requests()]
         granted = [lease.granted for lease in self._leases.values()]
         wanted = policy.wanted(requests, self._available(), self._free_slots, granted) if requests else ()
         for lease in self._leases.values():

@@ -65,8 +65,6 @@ class SessionLocks:
         self.folder = folder
         self._devices: dict[str, int] = {}
         """The descriptors of the locks of devices."""
-        self._told: dict[str, Holder] = {}
-        """The holders in the lock files of these devices."""
         self._queued: tuple[str, int] | None = None
         """The device for whose wish this session waits, and the descriptor that keeps its place in front of others."""
         self._wishes: dict[str, int] = {}
@@ -96,14 +94,12 @@ class SessionLocks:
 
     def unlock(self, device: str) -> None:
         """Give a device up; it stays locked while another process has the descriptor."""
-        self._told.pop(device, None)
         close(self._devices.pop(device))
 
     def describe(self, device: str, holder: Holder) -> None:
         """Tell people who holds a device; no-op if this session has not locked it, since its lock was lost."""
-        if device in self._devices and self._told.get(device) != holder:
-            self._told[device] = holder
-            _describe(self._devices[device], holder)
+        if device in self._devices:
+            _describe(self._devices[device], encode(holder))
 
     def wish(self, wishes: Mapping[str, Holder]) -> None:
         """Wish for these devices and no others; the values are for people. Call this again while a wish is missing.
@@ -131,7 +127,7 @@ class SessionLocks:
             descriptor = _locked(self.folder, lock_path(self.folder, device, "wish"))
             if descriptor is not None:
                 self._wishes[device] = descriptor
-                _describe(descriptor, holder)
+                _describe(descriptor, encode(holder))
                 self._leave_queue()
         return device in self._wishes
 
@@ -171,7 +167,7 @@ class SessionLocks:
             path = lock_path(self.folder, device)
             if _is_in_place(descriptor, path):
                 continue
-            holder = self._told.get(device)
+            content = read(descriptor)
             self.unlock(device)
             try:
                 if not self.lock(device):
@@ -179,13 +175,12 @@ class SessionLocks:
                     raise unusable(path, OSError(errno.EBUSY, f"it was replaced, and the new one is held by {by}"))
             except LockFolderError as error:
                 lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
-            if holder is not None:
-                self.describe(device, holder)
+            else:
+                _describe(self._devices[device], content + b"\n")
         return lost
 
     def close(self) -> None:
         """Give everything up. The object can be used again."""
-        self._told.clear()
         self._leave_queue()
         for descriptors in (self._devices, self._wishes):
             while descriptors:
@@ -286,10 +281,10 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _describe(descriptor: int, holder: Holder) -> None:
+def _describe(descriptor: int, content: bytes) -> None:
     # Readers read the first line. The rest of a longer line stays: to truncate the file takes as long as to lock it.
     with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
-        pwrite(descriptor, encode(holder), 0)
+        pwrite(descriptor, content, 0)
 
 
 def _is_in_place(descriptor: int, path: Path) -> bool:

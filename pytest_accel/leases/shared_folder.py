@@ -167,7 +167,7 @@ def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def read(descriptor: int) -> bytes:
-    """Return the JSON that :func:`write` has written. Any user may have written something else."""
+    """Return the first line of a lock file, which any user may have written."""
     return pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
 
 

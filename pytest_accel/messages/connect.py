@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from socket import socket
+from typing import Any
 
 from msgspec import Struct
 
@@ -12,8 +13,14 @@ from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.world_spec import WorldSpec
 
 
-class InspectorTarget(Struct, frozen=True, tag=True):
-    """The inspector on an agent's machine (`pytest_accel.diagnostics.inspector`)."""
+class Inspection(Struct, frozen=True, tag=True):
+    """A request to the inspector on an agent's machine; the answer is the result of `method`."""
+
+    method: str
+    """The name of a method of `pytest_accel.diagnostics.inspector.MachineInspector`."""
+    world: int
+    given: Any
+    """The argument of `method`."""
 
 
 class RankTarget(Struct, frozen=True, tag=True):
@@ -35,7 +42,7 @@ def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
     return unix_sockets.connect(rank_path(directory, spec.world, rank, "sock"), limited=True)
 
 
-def call_agent(path: str, target: InspectorTarget | RankTarget) -> socket:
+def call_agent(path: str, target: Inspection | RankTarget) -> socket:
     """Return a connection to `target` on another machine, through the client of its agent, which listens at `path`."""
     stream = unix_sockets.connect(path, limited=True)
     try:

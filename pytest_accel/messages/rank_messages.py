@@ -30,11 +30,22 @@ class CollectFile(Struct, frozen=True):
     """The names of the plugin's marks that are the project's own in this session (`MarkOwners`)."""
 
 
-class Prepare(Struct, frozen=True):
-    """Prepare for tests: verify the devices, and form the process group. The answer is `Ready` or `CannotRun`.
+class Command(Enum):
+    """A request without arguments."""
+
+    PREPARE = "prepare"
+    """Prepare for tests: verify the devices, and form the process group. The answer is `READY` or `CannotRun`.
 
     Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
     """
+    RUN_CALL = "run the call"
+    """Begin the call of the running test. A rank that does not wait after its setup ignores the message."""
+    SKIP_CALL = "skip the call"
+    """Leave out the call of the running test, as the driver does. Sent in place of `RUN_CALL`."""
+    TEAR_DOWN = "tear down"
+    """Tear down all fixtures that are still set up: no test follows in this world. The answer is `TornDown`."""
+    RETIRE = "retire"
+    """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 
 
 class RunTest(Struct, frozen=True):
@@ -51,36 +62,25 @@ class RunTest(Struct, frozen=True):
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
     with_call: bool = False
-    """True if the call begins at once after a setup that has passed; False if `RunCall` or `SkipCall` follows."""
-
-
-class RunCall(Struct, frozen=True):
-    """Begin the call of the running test. A rank that does not wait after its setup ignores the message."""
-
-
-class SkipCall(Struct, frozen=True):
-    """Leave out the call of the running test, as the driver does. Sent instead of :class:`RunCall`."""
-
-
-class TearDown(Struct, frozen=True):
-    """Tear down all fixtures that are still set up: no test follows in this world. The answer is :class:`TornDown`."""
-
-
-class Retire(Struct, frozen=True):
-    """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
+    """True if the call begins at once after a setup that has passed; False if `RUN_CALL` or `SKIP_CALL` follows."""
 
 
 RETIRED = 93
-"""Exit status of a rank after :class:`Retire`. It is not 0, since any code in the rank may exit with 0."""
+"""Exit status of a rank after `RETIRE`. It is not 0, since any code in the rank may exit with 0."""
 FAILED_BY_HOOK = 94
-"""Exit status of a rank after :class:`Retire` if a hook has made its session fail, and none of its tests has."""
+"""Exit status of a rank after `RETIRE` if a hook has made its session fail, and none of its tests has."""
 
 
 # Rank to driver
 
 
-class Ready(Struct, frozen=True):
-    """The rank can collect files. If it was started with torch, or as an answer to `Prepare`: it can run tests."""
+class RankNotice(Enum):
+    """A message of a rank without further data."""
+
+    READY = "ready"
+    """The rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
+    TERMINAL_RETURNED = "terminal returned"
+    """The debugger has finished, and the test continues."""
 
 
 class Collected(Struct, frozen=True):
@@ -93,7 +93,7 @@ class Collected(Struct, frozen=True):
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
     prepared: bool = True
-    """False if the rank needs `Prepare` before its first test."""
+    """False if the rank needs `PREPARE` before its first test."""
 
 
 class CannotRun(Struct, frozen=True):
@@ -167,10 +167,6 @@ class TerminalRequest(Struct, frozen=True):
     """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
 
 
-class TerminalReturned(Struct, frozen=True):
-    """The debugger has finished, and the test continues."""
-
-
 class ExitRequest(Struct, frozen=True):
     """The test has requested the end of the whole session, by ``pytest.exit`` or with a KeyboardInterrupt."""
 
@@ -228,7 +224,7 @@ class UnawaitedCollective(Struct, frozen=True):
 
 
 class TornDown(Struct, frozen=True):
-    """The answer to :class:`TearDown`."""
+    """The answer to `TEAR_DOWN`."""
 
     error: ExceptionSketch | None = None
     """The error of the fixtures, or None."""

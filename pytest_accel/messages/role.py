@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import sys
-from socket import socket
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from pytest_accel.messages.world_spec import WorldSpec
 
 LOOPBACK = "127.0.0.1"
 
 
-class Role(NamedTuple):
-    """The rank that a forked process becomes, and its sockets."""
+class Role(Struct, frozen=True):
+    """The rank that a forked process becomes, and the descriptors of its sockets."""
 
     spec: WorldSpec
     rank: int
-    listener: socket
+    listener: int
     """Accepts connections from drivers."""
     port: int | None
     """The port of the world's store, on the machine of rank 0; None in a world without a process group."""
-    store: socket | None
-    """The socket bound to this port, which rank 0 uses. Other ranks from the same fork server may have a copy."""
+    store: int | None
+    """The socket bound to this port, on which rank 0 serves the store; None in all other ranks."""
     locks: tuple[int, ...] = ()
     """Descriptors of the lock files of the world's devices.
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.pool.starter import Own, Starter, StarterReports
 
 if TYPE_CHECKING:
-    from pytest_accel.core.launcher_env import LauncherEnv
-    from pytest_accel.hardware.inventory import Inventory, Machine
+    from pytest_accel.hardware.inventory import Machine
     from pytest_accel.messages.session_spec import SessionSpec
     from pytest_accel.pool.local_starter import LocalStarter
-    from pytest_accel.settings.options import Settings
 
 
 class PlaceStarter(Starter[Own], Protocol[Own]):
@@ -35,43 +33,6 @@ class Elsewhere(Protocol):
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
         """Return the starter of ranks on these machines."""
-
-
-class Layout(Protocol):
-    """The machines of the processes that a launcher has started, the driver's machine first."""
-
-    @property
-    def capacity(self) -> int:
-        """The maximum number of ranks of a world."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the machines."""
-
-    def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
-        """Return why no world of `ranks` ranks on at least `machines` machines is possible, or None if it is."""
-
-    def machines_of(self, ranks: int, machines: int) -> Sequence[int]:
-        """Return the machine of each rank of a world for which there is no `shortage`."""
-
-
-class LaunchedMachines(Elsewhere, Protocol):
-    """The machines of the processes that a launcher has started together."""
-
-    @property
-    def process(self) -> LauncherEnv:
-        """This process, as the launcher has described it."""
-
-    @property
-    def layout(self) -> Layout:
-        """The machines, with the number of ranks that each can run."""
-
-    @property
-    def about(self) -> str:
-        """One line about the processes, for the header of the session."""
-
-    def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
-        """Return the devices of `kind` on another machine, or why they cannot be looked up."""
 
 
 class ClusterConnection(Elsewhere, Protocol):

@@ -34,23 +34,24 @@ from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.diagnosis import OutsideError
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.forkserver.server_messages import RankExited, ServerNotice, ServerReport, StartFailed, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, ServerNotice, ServerReport, WorldStarted
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
-from pytest_accel.messages.rank_messages import RETIRED, Retire
+from pytest_accel.messages.rank_messages import RETIRED, Command
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.worker_input import WorkerInput
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_events import world_starting
+from pytest_accel.pool.elsewhere import Elsewhere, JobStarter
+from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelDemand,
     GiveBackWorld,
-    InterruptedTest,
     PoolRequest,
     WarmServer,
     WorldGrant,
@@ -109,29 +110,6 @@ class RankNumbers(Protocol):
         """Let other ranks have the identities: the processes have ended."""
 
 
-class Starters(Protocol):
-    """The starters of a session."""
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """Names of the machines on which ranks may run, by number; empty for this machine if there is no other."""
-
-    def of(self, key: WorldKey) -> Starter[Any]:
-        """Return the starter of worlds of `key`."""
-
-    def warm(self) -> None:
-        """Start what the first world will need; never raise."""
-
-    async def stop(self) -> bool:
-        """End all processes that starters have started; return False if some may live on."""
-
-    async def run(self) -> None:
-        """Poll other sessions and check the locks of leases, as long as the session lives."""
-
-    def close(self) -> None:
-        """Give up all devices, which no process uses any more."""
-
-
 class Pool:
     """The worlds of one session. In other threads, only :meth:`close` waits long."""
 
@@ -144,12 +122,15 @@ class Pool:
         workers: RankNumbers,
         record: Recorder,
         show: Callable[[str], None],
-        starters: Callable[[StarterReports], Starters],
+        here: Callable[[StarterReports], LocalStarter],
+        elsewhere: Elsewhere | None = None,
+        jobs: JobStarter | None = None,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `workers` numbers the ranks. `record` gets the events of the pool, and `show` lines for the terminal. `starters`
-        is called in the pool's thread.
+        `workers` numbers the ranks. `record` gets the events of the pool, and `show` lines for the terminal. `here`,
+        which returns the starter of this machine, is called in the pool's thread. `elsewhere` are other machines, and
+        `jobs` is called when a test first needs an MPI job.
         """
         self.summary = PoolSummary(spec.directory)
         self.directory = spec.directory
@@ -166,6 +147,9 @@ class Pool:
         self._workers = workers
         self._record = record
         self._show = show
+        self._make_jobs = jobs
+        self._jobs: Starter[Any] | None = None
+        """The starter of MPI jobs; None before the first job."""
         self._closing = False
         self._last_number = 0
         """The last number given to a request or a world."""
@@ -179,7 +163,7 @@ class Pool:
         """The tasks that do not belong to a request."""
         self._thread = threads.start(self._run, "accel-pool")
         try:
-            self.call(self._open, starters)
+            self.call(self._open, here, elsewhere, spec)
         except BaseException:
             self._loop.call_soon_threadsafe(self._loop.stop)
             raise
@@ -216,15 +200,18 @@ class Pool:
             return method(*arguments)
         return result.result(threads.END_TIMEOUT)
 
-    def _open(self, starters: Callable[[StarterReports], Starters]) -> None:
+    def _open(
+        self, here: Callable[[StarterReports], LocalStarter], elsewhere: Elsewhere | None, spec: SessionSpec
+    ) -> None:
         on_cluster = self._machine.is_cluster  # Its devices are known once they are used.
-        self._starters = starters(self)
+        self._here = here(self)
+        self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, self)
         self._record("PoolOpened", slots=self._slots, kind=self._machine.session_kind)
-        if on_cluster or len(self._starters.machines) > 1:
+        if on_cluster or len(self._machines) > 1:
             self._record_machines()
         for device in () if on_cluster else self._machine.session.devices:
             self._record_device(device, 0)
-        self._tasks = [loop_tasks.start(self._starters.run()), loop_tasks.start(self._tick())]
+        self._tasks = [loop_tasks.start(self._here.leases.run()), loop_tasks.start(self._tick())]
 
     def _failed(self, context: dict[str, Any]) -> None:
         """Terminate all worlds, because a callback or task in the pool's loop has raised an unexpected error."""
@@ -245,13 +232,14 @@ class Pool:
                 for request in list(self.requests.values()):
                     if (request.driver, request.demand.number) == (driver, number):
                         self._cancel(request)
-            case GiveBackWorld(world, kill_reason, noticed, retire):
+            case GiveBackWorld(world, kill_reason, noticed, retire, interrupted):
+                if interrupted is not None:
+                    self.record_interrupted(world, interrupted)  # Slow, but the session is ending.
                 self.give_back(world, kill_reason, noticed, retire)
-            case InterruptedTest(world, test):
-                self.record_interrupted(world, test)  # Slow, but the session is ending.
             case WarmServer():
                 if not self._closing and self.broken is None:
-                    self._starters.warm()
+                    with suppress(OSError):  # The first test that needs a server reports the error.
+                        (self._elsewhere or self._here).warm()
 
     def _acquire(self, driver: PoolDriver, demand: WorldDemand) -> None:
         self._last_number += 1
@@ -353,7 +341,7 @@ class Pool:
                 self._kill(world, _SESSION_ENDS)
         with ExitStack() as rest:  # An error in one step does not keep the others from being done.
             rest.callback(session_folder.remove, self.directory)
-            rest.callback(self._starters.close)
+            rest.callback(self._here.leases.close)
             for task in self._tasks:
                 rest.callback(task.cancel)
             deadline = monotonic() + RETIRE_TIMEOUT + _REPORTING_TIMEOUT
@@ -366,7 +354,9 @@ class Pool:
                     self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
                     self._kill(world, _SESSION_ENDS)
             # The fork server, which kills processes that its ranks have left, may have failed.
-            if not await self._starters.stop() or self.broken is not None:
+            # The server of this machine is stopped last, since it removes the session's folder.
+            stopped = [await one.stop() for one in (self._jobs, self._elsewhere, self._here) if one is not None]
+            if not all(stopped) or self.broken is not None:
                 with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
                     self._report_left(kill_marked(self.directory))
             for world in list(self.worlds.values()):
@@ -398,10 +388,10 @@ class Pool:
     def report(self, message: ServerReport) -> None:
         """Handle a report of a fork server."""
         match message:
+            case WorldStarted(number, problem=why) if why:
+                self._not_started(number, why)
             case WorldStarted(number, pids):
                 self._started(number, pids)
-            case StartFailed(number, why):
-                self._not_started(number, why)
             case RankExited(number, rank, end):
                 self.exited(number, rank, end)
             case ServerNotice(note, error, survivors):
@@ -494,7 +484,7 @@ class Pool:
 
     async def _serve(self, request: WorldRequest) -> None:
         key = request.demand.key
-        starter = self._starters.of(key)
+        starter = self._starter(key)
         # An idle world that keeps its devices needs no new lease. An idle world on the CPU needs slots for each test.
         world = self._find_idle(request) if starter.keeps(key) else None
         if world is None:
@@ -510,6 +500,19 @@ class Pool:
             if world.state is WorldState.STARTING and key.ranks:
                 await self._start(world)
         self._hand_over(world, request)
+
+    def _starter(self, key: WorldKey) -> Starter[Any]:
+        """Return the starter of worlds of `key`."""
+        if key.launcher is not None and self._make_jobs is not None:
+            if self._jobs is None:
+                self._jobs = self._make_jobs(self._here, key.launcher, self)
+            return self._jobs
+        return self._elsewhere if self._elsewhere is not None and self._elsewhere.serves(key) else self._here
+
+    @property
+    def _machines(self) -> tuple[str, ...]:
+        """The names of the machines on which ranks may run, by number; empty for this machine if there is no other."""
+        return ("",) if self._elsewhere is None else self._elsewhere.machines
 
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
         """Wait for the devices or CPU slots of a world, and return them."""
@@ -543,10 +546,14 @@ class Pool:
         spec = replace(spec, workers=self._workers.take(spec.ranks))
         world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken)
         self._record_machines()
+        places = []
         for rank in range(spec.ranks):
-            for device in spec.devices_of(rank):
-                self._record_device(device, spec.machine_of(rank))
-        self._note(world, "WorldStarting", **world_starting(spec, request.id))
+            devices, machine = spec.devices_of(rank), spec.machine_of(rank)
+            for device in devices:
+                self._record_device(device, machine)
+            share = max((fraction(spec.share, device) for device in devices), default=1.0)
+            places.append({"machine": machine, "devices": [device.id for device in devices], "share": share})
+        self._note(world, "WorldStarting", request=request.id, about=key.about, places=places)
         request.end_wait()
         return world
 
@@ -576,7 +583,7 @@ class Pool:
             if world.taken is not None:
                 world.starter.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self._note(world, "WorldAcquired", request=request.id, reused=warm)
-            names = self._starters.machines
+            names = self._machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
             waited, places = request.end_wait(), tuple(dict.fromkeys(hosts))
             self._answer(request, WorldGrant(spec, world.pids, self.directory, warm, waited, places))
@@ -632,7 +639,7 @@ class Pool:
         self._note(world, "WorldEnding", why=why)
         for rank, pid in enumerate(world.pids):
             with suppress(OSError):
-                Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
+                Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Command.RETIRE)
         self._kill_after(world, QUIET_TIMEOUT if quietly else RETIRE_TIMEOUT)
 
     def _kill_after(self, world: PooledWorld, seconds: float) -> None:
@@ -713,7 +720,7 @@ class Pool:
             self._record(event, **{"world": world.spec.world, **fields})
 
     def _record_machines(self) -> None:
-        names = self._starters.machines
+        names = self._machines
         for number in range(self._recorded_machines, len(names) if len(names) > 1 else 0):
             self._record("MachineFound", machine=number, name=names[number])
             self._recorded_machines = number + 1

@@ -1,4 +1,4 @@
-"""The driver's end of its conversation with the pool."""
+"""The conversation between drivers and the pool (`pool_messages.py`), with both of its ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Condition
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
@@ -20,7 +22,6 @@ from pytest_accel.pool.pool_messages import (
     CancelDemand,
     DriverMessage,
     GiveBackWorld,
-    InterruptedTest,
     PoolMessage,
     RankEnded,
     ShowLine,
@@ -28,6 +29,9 @@ from pytest_accel.pool.pool_messages import (
     WorldGrant,
     WorldWanted,
 )
+
+if TYPE_CHECKING:
+    from pytest_accel.pool.pool import Pool
 
 
 class Channel(Protocol):
@@ -95,12 +99,12 @@ class PoolClient:
             raise PlaceError(answer)
         return answer
 
-    def give_back(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
+    def give_back(self, returned: GiveBackWorld) -> None:
         """Give a world back to the pool; see :meth:`Pool.give_back`."""
         with self._changed:
-            self._wanted.discard(world)
-            self._exits = {key: end for key, end in self._exits.items() if key[0] != world}
-        self._send(GiveBackWorld(world, kill_reason, noticed, retire))
+            self._wanted.discard(returned.world)
+            self._exits = {key: end for key, end in self._exits.items() if key[0] != returned.world}
+        self._send(returned)
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
         """Return the exit status of a dead rank, or None if it is unknown after `timeout` seconds."""
@@ -111,10 +115,6 @@ class PoolClient:
     def wanted(self, world: int) -> bool:
         """Return True if another request waits for the devices or slots of `world`."""
         return world in self._wanted
-
-    def record_interrupted(self, world: int, test: str) -> None:
-        """Report an interrupt while `world` runs `test`; see :meth:`Pool.record_interrupted`."""
-        self._send(InterruptedTest(world, test))
 
     def show(self, line: str) -> None:
         """Write a line to the session's terminal."""
@@ -147,7 +147,7 @@ class PoolClient:
     def _give_back_unused(self, answer: WorldGrant | str) -> None:
         """Give back a world that nobody waits for any more."""
         if isinstance(answer, WorldGrant):
-            self.give_back(answer.spec.world, "its driver has stopped waiting for it", frozenset(), False)
+            self.give_back(GiveBackWorld(answer.spec.world, "its driver has stopped waiting for it"))
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:
@@ -161,3 +161,66 @@ class PoolClient:
 
     def _fail(self, why: str) -> None:
         self._answers.put(why)
+
+
+class WorkerDriver:
+    """The driver of an xdist worker, whose messages arrive in execnet's receiver thread."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        pool: Callable[[], Pool],
+        on_usage_error: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        """`pool` returns the pool, and creates it at the first call, when a worker first needs it.
+
+        `show` writes a line to the terminal.
+        """
+        self._channel = channel
+        self._get_pool = pool
+        self._on_usage_error = on_usage_error
+        self._show = show
+        self._used_pool: Pool | None = None
+        """The pool; None if the worker has not needed it, or it could not be created."""
+
+    def handle(self, message: PoolMessage) -> None:
+        with suppress(OSError):  # The worker has ended; the end marker follows.
+            self._channel.send(encode(message))
+
+    def receive(self, data: bytes | None) -> None:
+        """Handle a serialized message of the worker; `data` is None if the worker has ended."""
+        message: DriverMessage | None = None
+        try:
+            if data is not None:
+                message = decode(data, DriverMessage)
+                if isinstance(message, ShowLine):
+                    (self._on_usage_error if message.is_usage_error else self._show)(message.line)
+                else:
+                    self._used_pool = self._get_pool()
+                    self._used_pool.post(self._used_pool.serve, self, message)
+            elif self._used_pool is not None:
+                self._used_pool.post(self._used_pool.driver_lost, self)
+        except BaseException:  # execnet would hide the error: answer the request with it, and fail the pool.
+            why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
+            if isinstance(message, WorldDemand):
+                self.handle(Answer(message.number, why))
+            if self._used_pool is not None:
+                self._used_pool.post(self._used_pool.broken_by, why)
+
+
+def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
+    """Return the client of a driver in the controller, whose messages are calls of the pool."""
+
+    def send(message: DriverMessage) -> None:
+        if isinstance(message, ShowLine):
+            if message.is_usage_error:
+                raise pytest.UsageError(message.line)
+            show(message.line)
+            return
+        pool.post(pool.serve, client, message)
+        if isinstance(message, WarmServer):
+            pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
+
+    client = PoolClient(send)
+    return client

@@ -48,16 +48,11 @@ class GiveBackWorld(Struct, frozen=True, tag=True):
     """Give back a world, or a lease without ranks; see `Pool.give_back`."""
 
     world: int
-    kill_reason: str | None
-    noticed: frozenset[int]
-    retire: bool
-
-
-class InterruptedTest(Struct, frozen=True, tag=True):
-    """Record where the ranks of `world` are, since the session was interrupted while it ran `test`."""
-
-    world: int
-    test: str
+    kill_reason: str | None = None
+    noticed: frozenset[int] = frozenset()
+    retire: bool = False
+    interrupted: str | None = None
+    """The test during which the session was interrupted, empty if it is unknown; None without an interrupt."""
 
 
 class ShowLine(Struct, frozen=True, tag=True):
@@ -68,7 +63,7 @@ class ShowLine(Struct, frozen=True, tag=True):
     """True if the session ends with this line."""
 
 
-PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld | InterruptedTest
+PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld
 DriverMessage = PoolRequest | ShowLine
 
 # Pool to driver

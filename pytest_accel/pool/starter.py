@@ -49,7 +49,7 @@ class StarterReports(Protocol):
     def report(self, message: ServerReport) -> None:
         """Handle a report of a fork server.
 
-        A `WorldStarted` has the process ids of all ranks; after a `StartFailed`, no process of the world is left.
+        A `WorldStarted` has the process ids of all ranks, or a problem.
         """
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_accel.compat.pytest_shims import ask_before_debugging, set_terminal_file, terminal_file
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.rank_messages import TerminalRequest, TerminalReturned
+from pytest_accel.messages.rank_messages import RankNotice, TerminalRequest
 from pytest_accel.rank.link_to_driver import LinkToDriver
 
 
@@ -115,7 +115,7 @@ class RankDebugger:
                 set_handler(SIGINT, self._interrupt)
             self._interrupt = None
         if self.driver is not None:
-            self.driver.send(TerminalReturned())
+            self.driver.send(RankNotice.TERMINAL_RETURNED)
 
 
 def _flush() -> None:

@@ -12,13 +12,9 @@ import pytest
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import (
     CollectFile,
+    Command,
     ForkReturned,
-    Prepare,
-    Retire,
-    RunCall,
     RunTest,
-    SkipCall,
-    TearDown,
 )
 from pytest_accel.messages.unix_sockets import Connection
 
@@ -31,10 +27,10 @@ class LinkToDriver:
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
 
-    def receive(self) -> CollectFile | Prepare | RunTest | TearDown | Retire:
+    def receive(self) -> CollectFile | RunTest | Command:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: CollectFile | Prepare | RunTest | TearDown | Retire | RunCall | SkipCall = self._connection.recv()
-        while isinstance(request, (RunCall, SkipCall)):  # For a test that has not passed its setup here.
+        request: CollectFile | RunTest | Command = self._connection.recv()
+        while request in (Command.RUN_CALL, Command.SKIP_CALL):  # For a test that has not passed its setup here.
             request = self._connection.recv()
         return request
 
@@ -49,7 +45,7 @@ class LinkToDriver:
         while True:
             try:
                 self._connection.poll(None)  # A handler that raises here interrupts no message.
-                if isinstance(self._connection.recv(), SkipCall):
+                if self._connection.recv() is Command.SKIP_CALL:
                     return pytest.skip.Exception("the driver does not run the call")
                 return interruption
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import util
+from os import close
+from socket import gethostname, socket
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from pytest_accel import features
 from pytest_accel.compat import torch_api
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import store_folder
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.messages.role import LOOPBACK, Role, host_of
@@ -70,16 +72,15 @@ def prepare(context: RankContext, role: Role) -> None:
         _check_backend(backend, device.type)  # Check before a rank waits for rank 0's store.
     if rank == 0:
         assert role.store is not None
-        store: Store = torch_api.serve_store(host, spec.ranks, GROUP_TIMEOUT, role.store)
+        store: Store = torch_api.serve_store(host, spec.ranks, GROUP_TIMEOUT, socket(fileno=role.store))
     else:
-        if role.store is not None:
-            role.store.close()
         store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
     context.store_connection = _descriptor_of_connection(port)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
+    step("has reached the store of its world at port %d", port)
     if spec.addresses:
-        context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
+        context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else gethostname().encode())
     context.operations.install()
     _use_world_store(context, port)
     _let_children_serve()
@@ -90,6 +91,7 @@ def prepare(context: RankContext, role: Role) -> None:
             backend, store=group_store, rank=rank, world_size=spec.key.group_size, timeout=GROUP_TIMEOUT
         )
         context.default_group = dist.group.WORLD
+        step("has made the process group with %s", backend)
 
 
 def _descriptor_of_connection(port: int) -> int | None:
@@ -177,9 +179,10 @@ def _prepare_without_torch(context: RankContext, role: Role) -> None:
     if spec.addresses:
         raise BackendError(f"a test on several machines needs {MISSING_TORCH}: install torch, or use one machine")
     if role.store is not None:
-        role.store.close()
+        close(role.store)
     folder = store_folder(context.session.directory, spec.world)
     context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
+    step("has reached the store of its world, without torch")
 
 
 def _check_backend(backend: str, device_type: str) -> None:

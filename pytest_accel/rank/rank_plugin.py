@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from os import W_OK, access, chdir, devnull
 from os.path import dirname
+from socket import socket
 from traceback import format_exc
 from typing import Any
 
@@ -18,9 +19,10 @@ import pytest
 
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
-from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
+from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
 from pytest_accel.messages.role import Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.collector import RankCollector
@@ -72,7 +74,8 @@ class RankPlugin:
         """Exit status of the session before the hooks for its end; None if it has not ended."""
         self._role = role
         self._collector = RankCollector(late_variables)
-        self._debugger = RankDebugger(role.listener)
+        self._listener = socket(fileno=role.listener)
+        self._debugger = RankDebugger(self._listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
         self._output = output
@@ -158,8 +161,8 @@ class RankPlugin:
             return True
         self.served = True
         while not self.retired:
-            driver = LinkToDriver(self._role.listener)
-            driver.send(Ready())
+            driver = LinkToDriver(self._listener)
+            driver.send(RankNotice.READY)
             self._serve(session, driver)
         return True
 
@@ -176,7 +179,7 @@ class RankPlugin:
         """Wait for a driver, and send it the reason why this rank cannot run tests."""
         self.served = True
         with suppress(OSError):
-            driver = LinkToDriver(self._role.listener)
+            driver = LinkToDriver(self._listener)
             text = "\n".join([problem.text, *self._collector.errors])
             driver.send(CannotRun(text, problem.headline))
 
@@ -201,6 +204,7 @@ class RankPlugin:
         context, spec = self.context, self.context.spec
         if context.visible_devices:
             torch_devices.verify(context)
+            step("sees exactly its devices")
         if spec.share is not None or context.session.fractions:
             torch_devices.limit_memory(context)
         if spec.grouped:
@@ -217,18 +221,18 @@ class RankPlugin:
                 with suppress(Exception):  # A test that has replaced a function of torch must not cost the rank.
                     device_memory.empty_cache(self.context)
                 return
-            if isinstance(request, Retire):
+            if request is Command.RETIRE:
                 self.retired = True
                 return
             self.context.in_test = True
             try:
                 if isinstance(request, CollectFile):
                     self._runner.collect(session, driver, request)
-                elif isinstance(request, Prepare):
-                    driver.send(self._problem or Ready())
-                elif isinstance(request, TearDown):
+                elif request is Command.PREPARE:
+                    driver.send(self._problem or RankNotice.READY)
+                elif request is Command.TEAR_DOWN:
                     self._runner.tear_down(session, driver)
-                else:
+                elif isinstance(request, RunTest):
                     self._runner.run(session, driver, request)
             finally:
                 self.context.in_test = False

@@ -17,7 +17,7 @@ from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import cut_end, cut_gloo
 from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
-from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text, threads_text
@@ -700,13 +700,15 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
     return lines
 
 
-def progress_parts(progress: Progress, folders: Folders) -> list[str]:
-    """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
-    by_text = _grouped((folders.shown(place), rank) for rank, place in progress.places.items())
+def progress_parts(
+    places: Mapping[int, str], finished: Sequence[int], records: Mapping[int, Record], folders: Folders
+) -> list[str]:
+    """Return texts on the places of ranks in the code, the ranks that have finished, and the collectives of ranks."""
+    by_text = _grouped((folders.shown(place), rank) for rank, place in places.items())
     parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
-    if finished := progress.finished:
+    if finished:
         parts.append(f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test")
-    return parts + _wait_lines(progress.records, {})
+    return parts + _wait_lines(records, {})
 
 
 def _alike(texts: Mapping[int, str]) -> list[list[int]]:

@@ -56,7 +56,8 @@ def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: Backgrou
     (begins,) = (step for step in steps["gw0"] if step.startswith("test_it.py::test_ranks: begins in "))
     for rank in range(2):
         forked = f"rank {rank} of {begins.rpartition(' in ')[2]}"
-        assert in_order(steps[forked], "starts; its parent is process ", "its pytest session has")
+        joined = "has reached the store of its world"
+        assert in_order(steps[forked], "starts; its parent is process ", joined, "its pytest session has")
         assert in_order(steps["fork server 0"], "starts; its parent is process ", f"{forked} is process ")
 
 

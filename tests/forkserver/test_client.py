@@ -24,7 +24,6 @@ from pytest_accel.forkserver.server_messages import (
     RankExited,
     ServerNotice,
     ServerReport,
-    StartFailed,
     WorldStarted,
 )
 from pytest_accel.forkserver.server_process import spawn_here
@@ -225,8 +224,8 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
         Path(rank_path(suite.spec.directory, 4, 0, "sock")).touch()
         server.start(suite.world(4), [descriptor])
         os.close(descriptor)
-        failed = await reports.next(StartFailed, world=4)
-        assert "Address already in use" in failed.text
+        failed = await reports.next(WorldStarted, world=4)
+        assert "Address already in use" in failed.problem
         assert not suite.is_locked()
         reports.came.clear()
 

@@ -231,3 +231,17 @@ def test_no_share_of_a_reserved_device_is_granted() -> None:
     small = Request(2, ("a", "b"), 1, parts=(QUARTER, QUARTER))
     assert decide([first, small], {"a": QUARTER, "b": HALF}, 0) == (Lease(2, ("a",), 0, (QUARTER,)),)
     assert decide([first, small], {"a": 0, "b": HALF}, 0) == ()
+
+
+def test_a_request_for_shares_keeps_as_many_devices_as_it_needs() -> None:
+    """Later requests for shares could otherwise take each part that is returned, and the first one would starve."""
+    names = ("a", "b", "c")
+    small = Request(2, names, 1, parts=(QUARTER,) * 3)
+    six = Request(1, names, 6, parts=(QUARTER,) * 3, sets=6)
+    assert decide([six, small], {"a": QUARTER, "b": HALF, "c": QUARTER}, 0) == (Lease(2, ("c",), 0, (QUARTER,)),)
+    assert decide([six, small], {"a": QUARTER, "b": HALF, "c": 0}, 0) == ()
+    # One set of two needs two devices, however much is free of the first.
+    assert decide([Request(1, ("a", "b"), 2, parts=(HALF, HALF)), small], {"a": WHOLE, "b": QUARTER, "c": 0}, 0) == ()
+    # Two sets of two find two places on the first device, not four, and one on each other device.
+    pairs = Request(1, names, 4, parts=(QUARTER, WHOLE * 7 // 10, WHOLE * 7 // 10), sets=2)
+    assert decide([pairs, small], {"a": WHOLE, "b": WHOLE, "c": HALF}, 0) == ()

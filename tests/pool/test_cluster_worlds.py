@@ -10,34 +10,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.node_refs import NodeRef, places
-from pytest_accel.core.record_events import Recorders
+from pytest_accel.core.record_events import pass_to
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.world import World
+from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pool_client import client_here
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelDemand,
     PoolMessage,
     WorldGrant,
 )
-from pytest_accel.pool.pool_service import client_here
 from pytest_accel.pool.starter import StarterReports
-from pytest_accel.session_pool import SessionStarters
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually, scaled
@@ -173,10 +175,11 @@ def sessions(
     table = TableCluster(SETTINGS, environments)
     machine = machine_for(SETTINGS)
 
-    def starters(reports: StarterReports) -> SessionStarters:
-        return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, table, reports)
+    def here(reports: StarterReports) -> LocalStarter:
+        leases = Leases(machine, machine.slots, reports.wanted, reports.lost, waits_for_busy=False)
+        return LocalStarter(spec, leases, spawn_here, reports)
 
-    pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), show=print, starters=starters)
+    pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=pass_to(), show=print, here=here, elsewhere=table)
     try:
         for each in devices:
             table.add(each)

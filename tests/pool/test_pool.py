@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.record_events import Recorders
+from pytest_accel.core.record_events import pass_to
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
 from pytest_accel.leases.demand import WorldDemand
@@ -78,28 +78,10 @@ class SimulatedRanks(LocalStarter):
         return True
 
 
-class OneMachine:
-    """The starters of a session on this machine."""
-
-    machines = ("",)
-
-    def __init__(self, spec: SessionSpec, reports: StarterReports) -> None:
-        def wanted(lease: HeldLease) -> None:
-            reports.wanted(lease)
-
-        leases = Leases(machine_for(SETTINGS), 2, wanted, reports.lost, waits_for_busy=False)
-        self.here = SimulatedRanks(spec, leases, lambda spec, end: pytest.fail("no server"), reports)
-        self.run = leases.run
-        self.close = leases.close
-
-    def of(self, key: WorldKey) -> SimulatedRanks:
-        return self.here
-
-    def warm(self) -> None:
-        pass
-
-    async def stop(self) -> bool:
-        return True
+def simulated(spec: SessionSpec, reports: StarterReports) -> SimulatedRanks:
+    """Return the starter of a session on this machine."""
+    leases = Leases(machine_for(SETTINGS), 2, reports.wanted, reports.lost, waits_for_busy=False)
+    return SimulatedRanks(spec, leases, lambda spec, end: pytest.fail("no server"), reports)
 
 
 @dataclass(eq=False)
@@ -127,9 +109,9 @@ class SimulatedSession:
             spec,
             2,
             workers=PlainWorkers(),
-            record=Recorders(),
+            record=pass_to(),
             show=print,
-            starters=lambda reports: OneMachine(spec, reports),
+            here=lambda reports: simulated(spec, reports),
         )
         return cls(pool)
 

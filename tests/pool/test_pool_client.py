@@ -46,4 +46,4 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_given_back(lat
     if late:
         channel.receive(encode(answer))
     why = "its driver has stopped waiting for it"
-    assert channel.sent[1:] == [CancelDemand(1), GiveBackWorld(3, why, frozenset(), False)]
+    assert channel.sent[1:] == [CancelDemand(1), GiveBackWorld(3, why)]

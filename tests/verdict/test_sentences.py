@@ -11,7 +11,7 @@ import pytest
 from pytest_accel.core.frames import PACKAGE
 from pytest_accel.core.rank_names import DEFAULT_GROUP, ranks_text
 from pytest_accel.diagnostics.collectives import Record
-from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind, UnawaitedCollective
@@ -288,12 +288,11 @@ def test_uneven_shapes_are_not_reported_if_the_operation_allows_them(
 
 
 def test_the_progress_of_a_test() -> None:
-    progress = Progress({0: "test_x.py:3 in test_it"}, [1, 2], {0: OPEN})
     parts = (
         "rank 0 at test_x.py:3 in test_it; ranks 1-2 have finished the test; rank 0 is in all_reduce #4 "
         "(float32[2, 3]); unknown whether ranks 1-2 reached all_reduce #4"
     )
-    assert "; ".join(sentences.progress_parts(progress, FOLDERS)) == parts
+    assert "; ".join(sentences.progress_parts({0: "test_x.py:3 in test_it"}, [1, 2], {0: OPEN}, FOLDERS)) == parts
 
 
 def test_an_interrupt_says_where_the_ranks_are() -> None:

@@ -42,6 +42,7 @@ from pytest_accel.features.adoption import spawn_server
 from pytest_accel.features.adoption.suite_adoption import may_adopt
 from pytest_accel.forkserver.preload import TORCH_MODULES
 from pytest_accel.leases.shared_folder import PlaceError
+from pytest_accel.pool.pool_messages import GiveBackWorld
 from pytest_accel.settings import options
 from pytest_accel.verdict import remote_exceptions
 
@@ -203,7 +204,7 @@ class Spawning:
         if self._session is not None and self._lease is not None and not self._users and os.getpid() == self._pid:
             number, _ = self._lease
             self._lease = None
-            self._session.pool_client.give_back(number, None, frozenset(), retire=False)
+            self._session.pool_client.give_back(GiveBackWorld(number))
 
 
 class _Server(forkserver.ForkServer):

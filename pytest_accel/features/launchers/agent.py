@@ -40,12 +40,13 @@ from pytest_accel.features.launchers.agent_messages import (
     StartServer,
     WatchServer,
 )
+from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError, shown_devices
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.leases import HeldLease, Leases, UnfitDevicesError
+from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import fd_passing, unix_sockets
-from pytest_accel.messages.connect import InspectorTarget, RankTarget
+from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
@@ -173,8 +174,8 @@ class _Agent:
             path = rank_path(self._directory, target.world, target.rank, "sock")
             return unix_sockets.connect(path), prctl.end_of(target.pid)
         ours, end = unix_sockets.pair()
-        if isinstance(target, InspectorTarget):
-            threads.start(answer, "accel-inspector", Connection(end.detach()), self._directory)
+        if isinstance(target, Inspection):
+            threads.start(answer, "accel-inspector", Connection(end.detach()), self._directory, target)
         else:
             self._loop.call_soon_threadsafe(self._serve, target, end)
         return ours, None
@@ -290,8 +291,11 @@ class _Agent:
         # The lock file must name a process of this machine, for the other sessions here.
         demand = structs.replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
-            leases = self._use(message.settings)[1]
-            lease = await leases.take(demand, need=message.need, mask=message.mask)
+            machine, leases = self._use(message.settings)
+            only = None
+            if message.mask is not None:
+                only = shown_devices(machine, demand.key.kind, message.mask, message.need)
+            lease = await leases.take(demand, need=message.need, only=only)
         except PlaceError as error:
             _send(call, Reply(error=str(error), unfit=isinstance(error, UnfitDevicesError)))
             return

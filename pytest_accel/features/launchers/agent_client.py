@@ -26,9 +26,9 @@ from pytest_accel.features.launchers.agent_messages import (
     StartServer,
     WatchServer,
 )
+from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec

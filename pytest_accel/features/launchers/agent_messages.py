@@ -41,7 +41,7 @@ class Hello(Struct, frozen=True):
     """The name of the connection in rank 0's link; empty on rank 0's machine."""
 
 
-# The first messages of connections to an agent; `RankTarget` and `InspectorTarget` are in `messages/connect.py`
+# The first messages of connections to an agent; `RankTarget` and `Inspection` are in `messages/connect.py`
 
 
 class StartServer(Struct, frozen=True, tag=True):

@@ -19,10 +19,13 @@ from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED, SESSION
 from pytest_accel.core.units import count_text
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import agent, rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machines_starter import MachinesStarter
+from pytest_accel.features.launchers.missing_places import missing_place
 from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import RendezvousError
 from pytest_accel.hardware.inventory import Inventory
@@ -31,7 +34,6 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
-from pytest_accel.settings.options import Settings
 
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.machine_link import DriverLink
@@ -178,11 +180,20 @@ class LaunchedSession:
         """Return the starter of ranks in the launched processes."""
         return MachinesStarter(spec, here, self, reports)
 
-    def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
-        """Return the devices of `kind` on another machine, or why they cannot be looked up."""
-        client = self.clients[self.layout.machines[machine].servers[0]]
-        client.settings = settings
-        return client.inventory(kind)
+    @property
+    def capacity(self) -> int:
+        """The maximum number of ranks of a world."""
+        return self.layout.capacity
+
+    def missing(self, key: WorldKey, resources: Resources) -> str | None:
+        """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
+
+        def remote(machine: int) -> Inventory | str:
+            client = self.clients[self.layout.machines[machine].servers[0]]
+            client.settings = resources.settings
+            return client.inventory(key.kind)
+
+        return missing_place(key, self.layout, self.process.launcher, resources, remote)
 
     @property
     def loss(self) -> str | None:

@@ -36,7 +36,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.features.launchers.agent_messages import AgentTarget
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.connect import InspectorTarget, RankTarget
+from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.messages.unix_sockets import Connection
 
@@ -64,7 +64,7 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROT
 _WRONG_KEY = 0x11000001
 """The value of zmq's event if a handshake cannot be decrypted (``ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC``)."""
 _OTHER_PROGRAM = "the process that listens there"
-Target = AgentTarget | InspectorTarget | RankTarget
+Target = AgentTarget | Inspection | RankTarget
 """The target of a stream of the driver."""
 OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
 """Returns a socket that is connected to a target and, if the target is a process of this machine, a descriptor that

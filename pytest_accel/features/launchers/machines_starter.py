@@ -13,11 +13,12 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
 from pytest_accel.features.launchers.placement import Layout, Seat
+from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError, shown_devices
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.leases import HeldLease, UnfitDevicesError
+from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
@@ -106,7 +107,10 @@ class StarterOnMachines(ABC, Generic[Own]):
                     taken.remote[machine] = await self._client(machine).lease(demand, need, mask, on_wanted)
                     del self._leasing[id(demand)]
                     continue
-                taken.here = await self._here.leases.take(demand, need=need, mask=mask, owner=taken)
+                leases, only = self._here.leases, None
+                if mask is not None and need is not None:
+                    only = shown_devices(leases.machine, demand.key.kind, mask, need)
+                taken.here = await leases.take(demand, need=need, only=only, owner=taken)
         except BaseException as error:
             self._return(taken, killed=False)
             if isinstance(error, UnfitDevicesError):

@@ -32,7 +32,7 @@ from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.rendezvous import accept
 from pytest_accel.features.launchers.server_group import ServerGroup
-from pytest_accel.forkserver.server_messages import FirstStep, RankExited, Serve, StartFailed, file_with
+from pytest_accel.forkserver.server_messages import FirstStep, RankExited, Serve, WorldStarted, file_with
 from pytest_accel.forkserver.server_process import first_step
 from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages import unix_sockets
@@ -170,7 +170,7 @@ class MpiJob:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
         if failure is not None:
-            self._reports.report(StartFailed(self.world.world, failure))
+            self._reports.report(WorldStarted(self.world.world, problem=failure))
         for rank in range(self.world.ranks):  # The pool ignores this for ranks whose own exit was reported.
             self._reports.report(RankExited(self.world.world, rank, RankExit(ExitCause.JOB_ENDED)))
 

@@ -11,7 +11,7 @@ from signal import SIGKILL
 from msgspec import structs
 
 from pytest_accel.forkserver.client import ForkServerClient
-from pytest_accel.forkserver.server_messages import RankExited, ServerReport, StartFailed, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, ServerReport, WorldStarted
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.session_spec import SessionSpec
@@ -90,10 +90,10 @@ class ServerGroup:
         return all(stopped) and (own is None or await own.stop())
 
     def _report(self, server: int, message: ServerReport) -> None:
-        if isinstance(message, WorldStarted):
+        if isinstance(message, WorldStarted) and not message.problem:
             self._started(server, message)
             return
-        if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
+        if isinstance(message, WorldStarted) and self._starting.pop(message.world, None) is not None:
             for other in self._servers.values():  # A world starts as a whole or not at all.
                 other.kill(message.world)
         self._reports.report(message)

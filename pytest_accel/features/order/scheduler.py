@@ -1,7 +1,8 @@
 """The scheduler of xdist's controller, and the rule by which it gives a free worker its next test.
 
-The page ``docs/project/architecture.md`` ("The order of tests") has the rule in words, and explains hints. The
-index of a hint is the index of its test minus the number of tests, which denotes the same item of a list.
+It counts devices and grants nothing. A worker starts a test when it knows the next one, which binds it to that. So it
+gets a *hint*: it keeps the fixtures of that test, and passes over the hint when it gets a test. The index of a hint is
+the index of its test minus the number of tests, which denotes the same item of a list.
 """
 
 from __future__ import annotations
@@ -69,7 +70,15 @@ class AccelScheduling:
 
 
 class RunOrder:
-    """A scheduler with the methods of xdist's protocol. The plan uses `idle`, `started` and `end` alone."""
+    """A scheduler with the methods of xdist's protocol. The plan uses `idle`, `started` and `end` alone.
+
+    1. A free worker gets the largest, then longest test that fits now, else the longest one without a device. The end
+       of the run then consists of small tests, which fill all devices.
+    2. A test that takes about as long as everything else is urgent and goes first.
+    3. If workers are scarcer than devices, a test must leave each other free worker enough devices for some test.
+    4. One worker takes small tests before large ones, of tests without a stored time, unless workers are scarce.
+    5. A worker stays with its need and its module, unless a test is urgent.
+    """
 
     collection_is_completed = has_pending = True  # xdist asks before it shows the name of a scheduler.
 

@@ -12,6 +12,7 @@ from pytest_accel.core import loop_tasks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
 from pytest_accel.features.launchers.placement import Seat
+from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
@@ -27,7 +28,6 @@ from pytest_accel.features.ray.ray_messages import (
     ToHelper,
 )
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode

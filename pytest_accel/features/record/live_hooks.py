@@ -26,8 +26,7 @@ from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
-from pytest_accel.diagnostics.diagnosis import Progress
-from pytest_accel.features.record.pool_snapshot import PoolSnapshot, progress, snapshot
+from pytest_accel.features.record.pool_snapshot import PoolSnapshot, Progress, progress, snapshot
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
@@ -145,7 +144,7 @@ class LiveHooks:
             for worker, (test, since, phase) in running.items():
                 about = ", ".join(filter(None, (worker, f"{now - since:.0f} s", phase)))
                 found = progress(pool, worlds[worker]) if worker in worlds else Progress()
-                ranks = "; ".join(progress_parts(found, folders))
+                ranks = "; ".join(progress_parts(*found, folders))
                 lines.append(f"  {test} ({about}): {ranks}".removesuffix(": "))
             for number, test, since in state.waiting:
                 text = pool.call(pool.waiting, number) or f"{test} waits for the start of its ranks"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pytest_accel.diagnostics.diagnosis import Examiner, Progress
+from pytest_accel.diagnostics.collectives import Record
+from pytest_accel.diagnostics.diagnosis import Examiner, collectives
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pooled_world import WorldState
 
@@ -38,9 +40,26 @@ def snapshot(pool: Pool) -> PoolSnapshot:
     return PoolSnapshot(waiting, drivers, len(used), len(pool.devices))
 
 
+class Progress(NamedTuple):
+    """The present activity of the ranks of a running test, as far as it is known without disturbing them."""
+
+    places: Mapping[int, str] = {}
+    """The places in the code, by rank."""
+    finished: Sequence[int] = ()
+    """The ranks that have finished the test."""
+    records: Mapping[int, Record] = {}
+    """The collectives, by rank."""
+
+
 def progress(pool: Pool, number: int) -> Progress:
-    """Return what the living ranks of a world are doing. This does not disturb them, and may take a second."""
+    """Return what the living ranks of a world are doing. This does not disturb them, and may take a second.
+
+    It takes no stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal for records
+    does not.
+    """
     world = pool.call(pool.worlds.get, number)
     if world is None or world.state is not WorldState.IN_USE:
         return Progress()
-    return Examiner(pool.directory, world.spec).progress(pool.call(lambda: world.alive))
+    records = Examiner(pool.directory, world.spec).records(pool.call(lambda: world.alive))
+    places = {rank: record.place for rank, record in records.items() if record.place and not record.finished}
+    return Progress(places, [rank for rank, record in records.items() if record.finished], collectives(records))

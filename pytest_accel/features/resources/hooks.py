@@ -113,9 +113,11 @@ class _LeaseHooks(_Fixture):
             return (yield)
         finally:
             self._error, self.devices = None, ()
-            if not self._session.is_forked_copy:  # A child that the test has forked holds nothing.
+            if held and not self._session.is_forked_copy:  # A child that the test has forked holds nothing.
+                from pytest_accel.pool.pool_messages import GiveBackWorld
+
                 for number in held:
-                    self._session.pool_client.give_back(number, None, frozenset(), retire=False)
+                    self._session.pool_client.give_back(GiveBackWorld(number))
 
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[int]) -> None:
         """Wait for the leases, one after the other, and add their numbers to `held`. Raise what the setup raises."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -68,11 +67,10 @@ def pytest_accel_plan_all(plan: Callable[[int], ItemPlan], at_least: int, resour
     Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.
     """
     several = max(at_least, 2)
-    layout = resources.layout
-    key, capacity = plan(several).key, math.inf if layout is None else layout.capacity
+    key, launched = plan(several).key, resources.launched
     need = key.need
-    if key.grouped and capacity < math.inf:
-        most = int(capacity)
+    if key.grouped and launched is not None:
+        most = launched.capacity
     elif need is None:
         most = resources.machine.slots
     else:
