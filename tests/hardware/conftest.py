@@ -1,7 +1,11 @@
-"""Fixtures that run code in a separate process, on a fake machine with NVIDIA GPUs."""
+"""Fixtures that run code in a separate process: on a fake machine with NVIDIA GPUs, or with packages of their own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 from tests.hardware import fake_driver
 
 OnMachine = Callable[..., Any]
+Run = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="session")
@@ -41,5 +46,30 @@ def on_machine(drivers: dict[str, Path], tmp_path: Path) -> OnMachine:
 
     def run(code: str, *facts: str, driver: str = "new", **environ: str) -> Any:
         return fake_driver.run(drivers[driver], tmp_path / "machine.txt", code, *facts, **environ)
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Provide a function that runs Python code which can import `files`, and returns the lines that it prints."""
+
+    def run(code: str, files: dict[str, str], *arguments: str, **environ: str) -> list[str]:
+        for name, text in files.items():
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text))
+            for folder in file.relative_to(tmp_path).parents[:-1]:
+                (tmp_path / folder / "__init__.py").touch()
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(fake_driver.ROOT), str(tmp_path)]), **environ},
+            cwd=fake_driver.ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     return run

@@ -242,7 +242,10 @@ _BOTH = (*_gpu(1, *_A100, "nvlink 1", "ancestor 1 10"), *_gpu(2))
 @pytest.mark.parametrize(
     ("facts", "links"),
     [
-        ((*_gpu(1, "x", 80, 9, "nvlink 2"), *_gpu(2), *_gpu(3)), "2: ; 3: 1 nvlink; 1: 3 nvlink"),
+        (
+            (*_gpu(1, "x", 80, 9, "nvlink 2", "nvlink 2", "nvlink 1"), *_gpu(2), *_gpu(3)),
+            "2: 1 nvlink; 3: 1 nvlink, 1 nvlink; 1: 2 nvlink, 3 nvlink, 3 nvlink",
+        ),
         # Links by PCIe need no host bridge.
         ((*_gpu(1, *_A100, "ancestor 1 20"), *_gpu(2)), "1: 2 pcie; 2: 1 pcie"),
         ((*_gpu(1, *_A100, "ancestor 1 30"), *_gpu(2)), "1: ; 2: "),

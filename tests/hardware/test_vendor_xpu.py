@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.xpu import Xpu, address_in
+from tests.hardware.conftest import Run
 
-ROOT = Path(__file__).parents[2]
 AFFINITY, SELECTOR = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
 PCI_ORDER, HIERARCHY = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCHY"
 IRIS, MAX, ARC, DG1 = "0000:00:02.0", "0000:18:00.0", "0000:2a:00.0", "0001:03:00.0"
@@ -171,25 +169,19 @@ xpu = sys.modules[__name__]
         ("cuda", "", "but sees 0 (none); environment: no mask; torch is not built for XPU"),
     ],
 )
-def test_verification_compares_the_uuids_that_torch_gives(tmp_path: Path, build: str, uuids: str, output: str) -> None:
+def test_verification_compares_the_uuids_that_torch_gives(run: Run, build: str, uuids: str, output: str) -> None:
     """The fake torch answers as torch does on Intel GPUs, but gives a wrong device count before `init`."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(FAKE_TORCH)
-    (tmp_path / "torch/version.py").write_text(f"{build}: Optional[str] = '20250301'\n")
+    files = {"torch/__init__.py": FAKE_TORCH, "torch/version.py": f"{build}: Optional[str] = '20250301'\n"}
     code = f"""
 from pytest_accel.core.device import Device, MaskError
-from pytest_accel.core.kinds import KINDS
-from pytest_accel.hardware.vendors.xpu import Xpu
+from pytest_accel.hardware.registry import make_vendor
 try:
-    Xpu(KINDS["xpu"]).verify([Device("xpu", "{ARC}", 1, "Arc"), Device("xpu", "{MAX}", 0, "Max")], {{}})
+    make_vendor("xpu").verify([Device("xpu", "{ARC}", 1, "Arc"), Device("xpu", "{MAX}", 0, "Max")], {{}})
     print("fine")
 except MaskError as error:
     print(error)
 """
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "UUIDS": uuids}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(output)
+    assert run(code, files, UUIDS=uuids)[-1].endswith(output)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import pickle
 import platform
 import re
-import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,8 +21,8 @@ from pytest_accel.forkserver.preload import unfit
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors import privateuse1
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from tests.hardware.conftest import Run
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = {kind.name: kind.package for kind in KINDS.values() if kind.package is not None}
 MASKED = [name for name in OWN_KINDS if KINDS[name].masks and name != "sim"]
 VERIFY = """
@@ -59,33 +54,6 @@ HABANA = {
     "habana_frameworks/torch/hpu/__init__.py": "device_count = lambda: 8",
     "habana_frameworks/torch/distributed/hccl/__init__.py": "",
 }
-
-Run = Callable[..., list[str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Provide a function that runs Python code which can import `files`, and returns the lines that it prints."""
-
-    def run(code: str, files: dict[str, str], *arguments: str, **environ: str) -> list[str]:
-        for name, text in files.items():
-            file = tmp_path / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(textwrap.dedent(text))
-            for folder in file.relative_to(tmp_path).parents[:-1]:
-                (tmp_path / folder / "__init__.py").touch()
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), **environ},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    return run
 
 
 def _own(kind: str) -> BaseVendor:

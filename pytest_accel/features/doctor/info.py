@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ def look(machine: Machine) -> dict[str, Any]:
 def _device(
     torch: str, device: Device, holder: Holder | None, health: Health | None, numbers: Mapping[str, int]
 ) -> dict[str, Any]:
+    links = Counter((link.via, link.peer) for link in device.links).items()
     return {
         "number": numbers[device.id],
         "torch": torch,
@@ -70,7 +72,7 @@ def _device(
         "capability": format_capability(device.capability) if device.capability else None,
         **{name: getattr(device, name) for name in ("pci", "numa", "parent")},
         "cores": list(device.cores),
-        "links": [{"peer": one.peer, "number": numbers.get(one.peer), "via": one.via} for one in device.links],
+        "links": [{"peer": peer, "number": numbers.get(peer), "via": via, "count": n} for (via, peer), n in links],
         "holder": holder and {name: getattr(holder, name) for name in ("pid", "user", "test", "since")},
         "health": health and {"state": health.state, "reason": health.reason},
     }

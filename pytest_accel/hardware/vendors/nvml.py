@@ -83,7 +83,7 @@ def users(nvml: Any, device: Device) -> Facts:
 def links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
     """Return the links of each card, by its id. `cards` have their NVML handles.
 
-    NVLinks may be direct or lead to a switch. Links by PCIe do without the host: of NVML's levels (nvml.h,
+    Direct NVLinks are counted: a GPU may have one to a peer, and two to another. Links to a switch lead to all. Links by PCIe do without the host: of NVML's levels (nvml.h,
     nvmlGpuTopologyLevel_t) these are INTERNAL ("e.g. Tesla K80"), SINGLE ("all devices that only need traverse a single
     PCIe switch") and MULTIPLE ("all devices that need not traverse a host bridge"). If two cards are connected in both
     ways, both links are returned, since a test may ask for either.
@@ -94,7 +94,9 @@ def links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Lin
         vias: list[Near] = []
         nvlink = optional(nvml, nvml.nvmlDeviceGetP2PStatus, handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if nvlink == nvml.NVML_P2P_STATUS_OK:
-            vias.append("nvlink")
+            lanes = range(nvml.NVML_NVLINK_MAX_LINKS)
+            ends = [optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, lane) for lane in lanes]
+            vias += ["nvlink"] * max(1, sum(pci_address(end) == other.pci for end in ends))
         if optional(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer) in near:
             vias.append("pcie")
         found[one.id] += tuple(Link(other.id, via) for via in vias)

@@ -199,9 +199,9 @@ def test_health_and_unknown_holders_and_links_to_other_machines_are_shown() -> N
     document = look(machine)
     first, second = document["devices"]
     first["links"] = [
-        {"peer": "sim-1", "number": 1, "via": "nvlink"},
-        {"peer": "gone", "number": None, "via": "nvlink"},
-        {"peer": "sim-1", "number": 1, "via": "numa"},
+        {"peer": "sim-1", "number": 1, "via": "nvlink", "count": 2},
+        {"peer": "gone", "number": None, "via": "nvlink", "count": 1},
+        {"peer": "sim-1", "number": 1, "via": "numa", "count": 1},
     ]
     first["holder"] = {"pid": 0, "user": "unknown", "test": "an unknown session", "since": 0.0}
     first["health"] = {"state": "busy", "reason": "is used by pid 7 (x, 2 GiB)"}

@@ -14,7 +14,7 @@
  *   ecc VOLATILE AGGREGATE       uncorrectable memory errors since the driver was loaded, and ever
  *   retiring PENDING             1: memory pages wait to be retired
  *   remapped PENDING FAILED      1: rows of memory wait to be replaced; a row could not be replaced
- *   nvlink GPU                   NVLinks to the GPU with that index
+ *   nvlink GPU                   one NVLink to the GPU with that index
  *   ancestor GPU LEVEL           nearest common ancestor with the GPU of that index, as nvmlGpuTopologyLevel_t
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
@@ -87,7 +87,7 @@ static void read_line(const char *line) {
     } else if (sscanf(line, "remapped %d %d", &gpu->remap_pending, &gpu->remap_failed) == 2) {
         gpu->has_remapped = 1;
     } else if (sscanf(line, "nvlink %d", &number) == 1) {
-        gpu->nvlinks[number] = 1;
+        gpu->nvlinks[number]++;
     } else if (sscanf(line, "ancestor %d %d", &number, &link) == 2) {
         gpu->levels[number] = link;
     } else if (sscanf(line, "mig %d", &number) == 1) {
@@ -263,6 +263,14 @@ int nvmlDeviceGetP2PStatus(Gpu *one, Gpu *other, int capability, int *out) {
     /* NVML_P2P_CAPS_INDEX_NVLINK; NVML_P2P_STATUS_OK or _NOT_SUPPORTED */
     *out = capability == 2 && (one->nvlinks[other - gpus] || other->nvlinks[one - gpus]) ? 0 : 5;
     return SUCCESS;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
+    unsigned last = 0;
+    Gpu *peer;
+    ALLOWED(gpu);
+    for (peer = gpus; peer < gpus + count; peer++)
+        if (link < (last += gpu->nvlinks[peer - gpus] + peer->nvlinks[gpu - gpus])) return nvmlDeviceGetPciInfo_v3(peer, out);
+    return NOT_SUPPORTED;
 }
 int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *out) {
     int level = one->levels[other - gpus];
