@@ -83,7 +83,7 @@ def test_tests_with_many_devices_run_first(suite: Suite) -> None:
 def test_xdist_schedules_suites_without_marks_and_those_that_say_so(suite: Suite) -> None:
     _write_suite(suite, _MIXED)
     suite.write("test_plain.py", "def test_plain(): pass\n")
-    for options in (("-o", "accel_schedule=off"), ("test_plain.py",)):
+    for options in (("-o", "accel_schedule=off"), ("--accel=none", "test_plain.py")):
         assert "scheduling tests via LoadScheduling" in suite.run("-n1", *options).text
 
 
