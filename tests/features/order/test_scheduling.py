@@ -80,11 +80,9 @@ def test_tests_with_many_devices_run_first(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_xdist_schedules_suites_without_marks_and_those_that_say_so(suite: Suite) -> None:
+def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     _write_suite(suite, _MIXED)
-    suite.write("test_plain.py", "def test_plain(): pass\n")
-    for options in (("-o", "accel_schedule=off"), ("--accel=none", "test_plain.py")):
-        assert "scheduling tests via LoadScheduling" in suite.run("-n1", *options).text
+    assert "scheduling tests via LoadScheduling" in suite.run("-n1", "-o", "accel_schedule=off").text
 
 
 def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
