@@ -74,6 +74,15 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
                 ctypes.string_at(0)
 
 
+        def test_child_crashes(rank):
+            if rank == 1:
+                child = os.fork()
+                if child == 0:
+                    ctypes.string_at(0)  # Its fault handler writes to the rank's standard error.
+                os.waitpid(child, 0)
+                os._exit(3)
+
+
         def test_with_a_manager(rank, gather):
             manager = multiprocessing.Manager()
             assert manager.dict().copy() == {}
@@ -98,6 +107,7 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
             "test_death_is_not_the_expected_failure": "FAILED died: SIGKILL; rank 1",
             "test_no_ranks": "FAILED died: status 0; rank 0",
             "test_crash": "FAILED died: SIGSEGV; rank 1",
+            "test_child_crashes": "FAILED died: status 3; rank 1",
             "test_with_a_manager": "FAILED died: SIGKILL; rank 1",
             "test_last": "PASSED",
         }
@@ -116,6 +126,8 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     assert "before the crash of 1" in report
     for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "Captured stderr"):
         assert text not in report.partition("- Captured log call")[0]
+    child_report = run.failure("test_child_crashes")
+    assert "Fatal Python error: Segmentation fault" in child_report.partition("Captured stderr call [rank 1]")[2]
 
 
 @pytest.mark.long

@@ -143,6 +143,18 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
 
 
         @pytest.mark.distributed(2, init=False)
+        def test_groups():
+            os.setgroups([*os.getgroups(), 1234])
+            os.setgid(65534)
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_after_groups():
+            assert os.getgid() == 0
+            assert 1234 not in os.getgroups()
+
+
+        @pytest.mark.distributed(2, init=False)
         def test_root(tmp_path):
             os.chroot(tmp_path)
 
@@ -164,8 +176,9 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
         """,
     )
     run = suite.run(CAUSES)
-    healthy = ["test_after_user", "test_after_root", "test_forked_copy_of_the_driver", "test_after_the_copy"]
-    leaking = {"test_user": "rank 1", "test_root": "ranks 0-1"}
+    healthy = ["test_after_user", "test_after_groups", "test_after_root"]
+    healthy += ["test_forked_copy_of_the_driver", "test_after_the_copy"]
+    leaking = {"test_user": "rank 1", "test_groups": "ranks 0-1", "test_root": "ranks 0-1"}
     run.expect(
         {
             **dict.fromkeys(healthy, "PASSED"),

@@ -73,3 +73,26 @@ def test_the_session_goes_on_and_names_the_process(suite: BackgroundSuite) -> No
     )
     assert f"left process {suite.read('left')} running (sleep 1000)" in run.text
     assert f"{process} could not be killed" in run.text
+
+
+def test_a_launched_script_ends_although_a_process_of_it_does_not(suite: BackgroundSuite) -> None:
+    suite.write(
+        "script.py",
+        """
+        import subprocess
+
+        with open("left", "w") as file:
+            print(subprocess.Popen(["sleep", "1000"], user="nobody").pid, file=file)
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        def test_launch(launch, pytestconfig):
+            result = launch("script.py", launcher="python")
+            pid = (pytestconfig.rootpath / "left").read_text().strip()
+            assert f"processes that cannot be killed: {pid}" in result.stderr
+        """,
+    )
+    run = suite.start(program=_PYTEST_WITHOUT_CAP_KILL).finish()
+    run.expect({"test_launch": "PASSED"})

@@ -49,60 +49,6 @@ def wait_for_line(session: BackgroundSession, pattern: str) -> re.Match[str]:
     pytest.fail("".join(["no such line in the output:\n", *output]), pytrace=False)
 
 
-@pytest.mark.long
-def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suite: BackgroundSuite) -> None:
-    suite.write("conftest.py", CONFTEST)
-    suite.write(
-        "test_hold.py",
-        """
-        from pathlib import Path
-
-        import pytest
-
-
-        @pytest.mark.devices(4)
-        def test_hold(wait_for):
-            Path("held").write_text("x\\n")
-            wait_for("go")
-        """,
-    )
-    suite.write(
-        "test_wait.py",
-        """
-        import pytest
-
-
-        def test_plain():
-            pass
-
-
-        @pytest.mark.devices(2)
-        def test_wait():
-            pass
-        """,
-    )
-    holder = suite.start("--accel=sim:4,shared", "test_hold.py")
-    suite.read("held")
-    waits = (
-        r"accel: test_wait\.py::test_wait waits for 2 sim devices: sim-0, sim-1, sim-2, sim-3 are held by "
-        rf"pid {holder.process.pid} \(\S+\) for test_hold\.py::test_hold {SINCE}"
-    )
-    waiting = suite.start("--accel=sim:4,shared", "-q", "test_wait.py")
-    # The message starts a new line, although the line with the dot of test_plain is not finished.
-    wait_for_line(waiting, rf"{waits} \(for \d+ s now\)$")
-    wait_for_line(waiting, rf"{waits} \(for \d+ s now\)$")
-    waiting.process.send_signal(signal.SIGINT)
-    interrupted = waiting.finish()
-    assert interrupted.ret == pytest.ExitCode.INTERRUPTED
-    assert re.search(rf"^{waits}$", interrupted.text, re.MULTILINE)
-    # Pretended devices belong to one session, unless the option says ``shared``.
-    run = suite.run("--accel=sim:4", "test_wait.py")
-    run.expect({"test_plain": "PASSED", "test_wait": "PASSED"})
-    assert "waits for" not in run.text
-    (suite.path / "go").touch()
-    holder.finish().expect({"test_hold": "PASSED"})
-
-
 def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", CONFTEST)
     suite.write(

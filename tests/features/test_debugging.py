@@ -190,8 +190,29 @@ def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
 
 
 @pytest.mark.long
+def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None:
+    terminal = Terminal(suite, "--trace", "-k", "test_short")
+    terminal.wait_for("PDB runcall")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("p rank")
+    terminal.wait_for("\n0")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    assert "1 passed" in terminal.finish()
+
+
+@pytest.mark.long
 def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
     assert "bdb.BdbQuit" in run.text or "Quitting debugger" in run.text
     assert run.ret != 0
+
+
+@pytest.mark.long
+def test_debugger_options_are_refused_with_workers(suite: Suite) -> None:
+    suite.write("test_x.py", _TESTS)
+    for flag in ("--pdb", "--trace"):
+        run = suite.run(flag, "-n", "1")
+        assert run.ret == pytest.ExitCode.USAGE_ERROR
+        assert flag in run.text + run.errors

@@ -61,7 +61,7 @@ def test_marks_that_the_project_registers_are_left_alone(suite: Suite) -> None:
     suite.write("theirs.py", _OWN_MARKS_PLUGIN)
     suite.write("conftest.py", 'pytest_plugins = ["theirs"]\n')
     suite.write("test_it.py", _OWN_MARKS_TESTS)
-    run = suite.run("--strict-markers", "-n2")
+    run = suite.run("--strict-markers", "-n1")
     assert run.count() == {"PASSED": 4}
     (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
     assert "of its own, `devices` and `distributed`: " in line
@@ -240,7 +240,7 @@ def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
             raise RuntimeError("The server socket has failed to listen ... message: address already in use")
         """,
     )
-    run = suite.run("-n2")
+    run = suite.run("-n1")
     assert run.count() == {"FAILED": 3, "ERROR": 1}
     assert "uses a port that is held for the test" in run.failure("test_port")
     text = "the mark `distributed` of this test is the project's own, so pytest-accel ran it without ranks and devices"

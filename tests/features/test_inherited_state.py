@@ -13,6 +13,7 @@ def test_each_rank_begins_with_random_states_of_its_own(suite: Suite) -> None:
         """
         import random
         import secrets
+        import sys
         import uuid
 
         import pytest
@@ -23,6 +24,10 @@ def test_each_rank_begins_with_random_states_of_its_own(suite: Suite) -> None:
 
         def weights(torch):
             return torch.nn.Linear(4, 4).weight.tolist()
+
+        def numpy_draw(torch):
+            numpy = sys.modules.get("numpy")
+            return secrets.token_bytes() if numpy is None else numpy.random.rand(4).tolist()
 
         def python_draw(torch):
             return random.random()
@@ -35,7 +40,7 @@ def test_each_rank_begins_with_random_states_of_its_own(suite: Suite) -> None:
 
         @pytest.mark.parametrize(
             "draw",
-            [initial_seed, weights, python_draw, token, uuid1],
+            [initial_seed, weights, numpy_draw, python_draw, token, uuid1],
         )
         @pytest.mark.distributed(2, kind="cpu")
         def test_differs(draw, gather):
@@ -63,7 +68,7 @@ def test_each_rank_begins_with_random_states_of_its_own(suite: Suite) -> None:
             assert gather(torch.rand(1).item()) == [drawn[-1]] * 2
         """,
     )
-    assert suite.run().count() == {"PASSED": 8}
+    assert suite.run().count() == {"PASSED": 9}
 
 
 _FACTS = """

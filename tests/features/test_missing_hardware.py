@@ -229,6 +229,7 @@ _FIXTURES_WITHOUT_MARKS = """
 
 
 def test_a_fixture_without_its_mark_is_an_error_also_if_hardware_is_missing(suite: Suite) -> None:
+    suite.without_torch()
     suite.write("test_it.py", _FIXTURES_WITHOUT_MARKS)
     run = suite.run("--accel=none")
 

@@ -194,6 +194,13 @@ def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkey
 
 
         @two
+        def test_fails_while_the_other_waits(rank):
+            print("out of", rank)
+            assert rank == 0
+            threading.Event().wait()
+
+
+        @two
         def test_silent(rank):
             if rank == 1:
                 os._exit(3)
@@ -213,7 +220,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkey
         """,
     )
     run = suite.run()
-    assert run.count() == {"FAILED": 5, "PASSED": 1, "ERROR": 1}
+    assert run.count() == {"FAILED": 6, "PASSED": 1, "ERROR": 1}
 
     def captured(test: str) -> dict[str, str]:
         """Return the sections of captured output in the failure of `test`, by headline."""
@@ -234,6 +241,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkey
     assert sections["Captured stderr call [rank 1]"] == "err of 1\nchild error of 1\n"
     assert "log of 1" in sections["Captured log call [rank 1]"]
     assert "out of 1" in captured("test_hangs")["Captured stdout call [rank 1]"]
+    assert "out of 0" in captured("test_fails_while_the_other_waits")["Captured stdout call [rank 0]"]
     sections = captured("test_shows")
     assert sections["Captured stdout call [rank 1]"].splitlines()[0] == "shown by 1"
     assert sections["Captured stderr call [ranks 0-1]"].splitlines()[0] == "binary \N{REPLACEMENT CHARACTER}"

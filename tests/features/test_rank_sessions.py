@@ -404,13 +404,18 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
             assert pytestconfig.getoption("verbose") >= 0
 
 
+        def test_stdin_is_empty():
+            with pytest.raises((OSError, EOFError)):
+                input()
+
+
         def test_addmarker(request):
             request.node.add_marker(pytest.mark.xfail(reason="added late"))
             raise AssertionError
         """,
     )
     run = suite.run()
-    assert run.count() == {"PASSED": 5, "XFAIL": 1}
+    assert run.count() == {"PASSED": 6, "XFAIL": 1}
 
 
 def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

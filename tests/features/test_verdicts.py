@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 
 _OUTCOMES = """
     import os
+    import sys
     from pathlib import Path
 
     import pytest
@@ -35,6 +36,12 @@ _OUTCOMES = """
     def test_alike():
         print("same on all")
         raise ValueError("on every rank")
+
+
+    def test_output(rank):
+        print("same on all")
+        print("from", rank, file=sys.stderr)
+        assert False, "see the output"
 
 
     class Strange(Exception):
@@ -168,6 +175,7 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "passes": "PASSED",
         "introspection": "FAILED",
         "alike": "FAILED",
+        "output": "FAILED",
         "strange_exception": "FAILED",
         "setup_error": "ERROR",
         "teardown_error": "PASSED ERROR",
@@ -197,6 +205,7 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
     assert causes == {
         "introspection": "failed: AssertionError; rank 1",
         "alike": "failed: ValueError; ranks 0-1",
+        "output": "failed: AssertionError; ranks 0-1",
         "strange_exception": "failed: Strange; ranks 0-1",
         "setup_error": "failed: RuntimeError; rank 1",
         "teardown_error": "failed: RuntimeError; rank 0",
@@ -221,6 +230,10 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
     assert shown.count("E       ValueError: on every rank") == 1
     assert re.search(r"^ranks 0-1: failed at test_\w+\.py:\d+$", shown, re.MULTILINE)
     assert re.search(r"- Captured stdout call \[ranks 0-1\] -+\nsame on all\n", shown)
+    shown = run.failure("test_output")
+    assert shown.count("same on all") == 2  # Once in the source, and once as captured output.
+    for rank in (0, 1):
+        assert re.search(rf"- Captured stderr call \[rank {rank}\] -+\nfrom {rank}\n", shown)
     shown = run.failure("test_strange_exception")
     assert "KeyError: 'inner'" in shown
     assert "The above exception was the direct cause" in shown
@@ -238,8 +251,10 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "ERROR test_outcomes.py::test_setup_error - rank 1: RuntimeError: no setup on rank 1",
         "XFAIL test_outcomes.py::test_xfail - known",
         "test_outcomes.py::test_xfail_not_run - [NOTRUN] would harm",
+        "test_outcomes.py::test_imperative_xfail - ",
         "said in the test",
         "XFAIL test_outcomes.py::test_dynamic_xfail - added in the test",
+        "XPASS test_outcomes.py::test_xpass",
         "PASSED test_outcomes.py::test_passes",
     ):
         assert text in run.text, text

@@ -22,6 +22,8 @@ from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.struct_messages import encode
+from pytest_accel.messages.unix_sockets import Connection
 
 OTHER_USER = 1002
 """User id and group id of the other user."""
@@ -31,12 +33,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 _BECOME_OTHER_USER = f"""
-import os, socket, sys
+import ctypes, os, socket, sys
 
 os.setgroups([])
 os.setresgid(*[{OTHER_USER}] * 3)
 os.setresuid(*[{OTHER_USER}] * 3)
 
+
+def exchange(one, other):
+    # renameat2(2), RENAME_EXCHANGE
+    libc = ctypes.CDLL(None, use_errno=True)
+    return 0 if libc.renameat2(-100, one.encode(), -100, other.encode(), 2) == 0 else ctypes.get_errno()
 """
 
 
@@ -104,6 +111,21 @@ print(len(call.recv(1 << 16)), flush=True)
 """
 
 
+def test_connections_ignore_the_default_socket_timeout(tmp_path: Path) -> None:
+    before = socket.getdefaulttimeout()
+    with unix_sockets.listen(str(tmp_path / "a.sock"), 1) as listener:
+        socket.setdefaulttimeout(30)
+        try:
+            with (
+                unix_sockets.connect(str(tmp_path / "a.sock")) as connection,
+                unix_sockets.accept(listener) as accepted,
+            ):
+                assert os.get_blocking(connection.fileno())
+                assert os.get_blocking(accepted.fileno())
+        finally:
+            socket.setdefaulttimeout(before)
+
+
 def test_a_socket_of_another_user_receives_nothing(common: Path) -> None:
     path = str(common / "rank.sock")
     with run_as_other_user(_LISTEN, path) as other:
@@ -140,9 +162,64 @@ def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
                 assert accepted.recv(64) == b"own"
 
 
-def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
+_EXCHANGE = """
+common, folder, name, meeting, uid = sys.argv[1:]
+os.makedirs(folder, 0o700, exist_ok=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.path.join(folder, name))
+listener.listen()
+listener.settimeout(0.001)
+os.chmod(os.path.join(folder, name), 0o777)
+os.chmod(folder, 0o777)
+met = rounds = 0
+while not rounds or os.path.exists(common + "/go"):
+    for target in dict.fromkeys((os.path.join(common, f"outer-{uid}"), meeting)):
+        refusal = exchange(folder, target)
+    try:
+        listener.accept()[0].close()
+        met += 1
+    except OSError:
+        pass
+    rounds += 1
+    if rounds == 1:
+        print("listening", flush=True)
+print(met, os.strerror(refusal), flush=True)
+"""
+
+
+def test_the_owner_of_the_lock_folder_cannot_intercept_the_rendezvous(
+    common: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The owner of a sticky folder may rename its entries. The other user exchanges folders all the time."""
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(common))
+    (common / "go").touch()
+    path = Path(rendezvous_path(WORLD))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    args = (str(common), str(common / "stranger"), path.name, str(path.parent), str(os.getuid()))
+    connections: list[Connection] = []
+
+    def join_rendezvous(rank: int) -> None:
+        connection = join(WORLD, hello(rank), None, 60)
+        assert isinstance(connection, Connection)
+        connection.send_bytes(encode(hello(rank)))
+        connections.append(connection)
+
+    with run_as_other_user(_EXCHANGE, *args) as other:
+        assert read_line(other) == "listening"
+        threads = [threading.Thread(target=join_rendezvous, args=[rank]) for rank in (1, 2)]
+        for thread in threads:
+            thread.start()
+        gathered, _ = gather(WORLD, hello(0), None, 60)
+        for thread in threads:
+            thread.join()
+        (common / "go").unlink()
+        assert read_line(other) == "0 Operation not permitted"
+    assert list(gathered) == [1, 2]
+    for connection in (*connections, *(connection for _, connection in gathered.values())):
+        connection.close()
+
+
+def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporary: Path) -> None:
     path = temporary / f"pytest-accel-{os.getuid()}"
     with run_as_other_user("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
         other.wait()
@@ -162,8 +239,6 @@ def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(
         gather(WORLD, hello(0), None, 1)
     path.rmdir()
     assert stat.S_IMODE(os.stat(os.path.dirname(rendezvous_path(WORLD))).st_mode) == 0o700
-    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", "/elsewhere")
-    assert Path(rendezvous_path(WORLD)).is_relative_to(temporary), "the owner of the lock folder may rename its entries"
     # The owner of the parent folder could replace the folder.
     os.chown(temporary, OTHER_USER, OTHER_USER)
     with pytest.raises(RendezvousError, match=rf"^{temporary}, .*: it belongs to user {OTHER_USER}, who can replace"):

@@ -87,6 +87,12 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
+    published = {"broken": "toy = nothing_there:make", "one": "twin = os:getcwd", "other": "twin = os:getcwd"}
+    for package, points in published.items():
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{points}\n")
     done = run(
         "--json",
         "--accel=sim:2",
@@ -107,6 +113,10 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
     assert [result[:2] for result in found["launcher"]] == [("ok", "rank 0 of 2 under mpirun, 1 on this machine")]
     meeting = "127.0.1.1 is loopback, at which other machines reach themselves"
     assert found["network"][0][:2] == ("problem", f"MASTER_ADDR='127.0.1.1' MASTER_PORT='29511': {meeting}")
+    toy, twin = ((state, what) for state, what, _ in found["devices"] if what.startswith("kind "))
+    assert (toy[0], twin[0]) == ("note", "note")
+    assert "kind 'toy' of broken 1.0 cannot be loaded: ModuleNotFoundError" in toy[1]
+    assert re.match(r"kind 'twin' of (one 1.0 and of other|other 1.0 and of one) 1.0: it can be", twin[1])
 
 
 def test_variables_that_show_no_launcher_are_named() -> None:
@@ -126,7 +136,9 @@ def test_the_address_where_processes_meet_is_tried(tmp_path: Path) -> None:
         for number, address, expected in (
             (1, NAMES[0], ("note", "the machine can be reached, and nothing listens there")),
             (1, "10.78.0.1", ("problem", "cannot be reached: Network is unreachable")),
+            (1, "a name with spaces", ("problem", "cannot be reached: Name or service not known")),
             (0, NAMES[0], ("ok", "this machine, and the port is free")),
+            (0, NAMES[1], ("problem", "cannot be used by rank 0: Cannot assign requested address")),
         ):
             variables = {**MPIRUN, **QUICK, "OMPI_COMM_WORLD_RANK": str(number)}
             variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(held.getsockname()[1])}

@@ -163,7 +163,9 @@ def test_an_unusable_lock_folder_is_reported(folder: Path) -> None:
     ("arguments", "text"),
     [
         ("inform", "argument command: invalid choice: 'inform'"),
+        ("--accel sim:none", "--accel sim:none: allowed are sim:N, with N from 1, and sim:FILE.toml"),
         ("--accel sim:missing.toml", "sim topology missing.toml: cannot be read"),
+        ("--accel sim:2 --accel-ids 2", "--accel-ids: '2' names no device; allowed are 0 (sim-0)"),
         ("PYTEST_ACCEL_BUSY=no", "environment variable PYTEST_ACCEL_BUSY: must be ignore, skip or wait, got 'no'"),
     ],
 )

@@ -271,6 +271,16 @@ def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
         assert page.locator("img").count() == 0
 
 
+@pytest.mark.long
+def test_the_page_of_a_session_without_marked_tests_says_so(suite: Suite, browser: Browser) -> None:
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    suite.run("--accel-report=report.html")
+    with _open_page(browser, suite.path / "report.html") as page:
+        assert page.get_by_text("No test ran in ranks.").is_visible()
+        assert _column(page, 1) == ["test_it.py::test_plain"]
+        assert _column(page, 6) == [""]
+
+
 def test_a_report_without_bokeh_is_a_usage_error(suite: Suite) -> None:
     suite.write("without_bokeh.py", "import sys\nsys.modules['bokeh'] = None\n")
     suite.write("test_it.py", "def test_plain(): pass\n")
