@@ -233,44 +233,6 @@ def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suit
     assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"
 
 
-def test_the_call_does_not_wait_for_the_driver_if_no_hook_may_stop_it(suite: Suite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        import os
-        from pathlib import Path
-
-        PID = Path(__file__).with_name("pid")
-
-        def pytest_sessionstart():
-            if "RANK" not in os.environ:
-                PID.write_text(str(os.getpid()))
-        """,
-    )
-    suite.write(
-        "test_stopped.py",
-        """
-        import os
-        import signal
-
-        import pytest
-        from conftest import PID
-
-        @pytest.fixture
-        def stopped_driver(rank):
-            if rank == 0:
-                os.kill(int(PID.read_text()), signal.SIGSTOP)
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_continues(stopped_driver, rank):
-            if rank == 0:
-                os.kill(int(PID.read_text()), signal.SIGCONT)
-        """,
-    )
-    run = suite.run()
-    run.expect({"test_continues": "PASSED"})
-
-
 _STOPPING_HOOKS = {
     "call": """
         @pytest.hookimpl(tryfirst=True)
