@@ -59,6 +59,22 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
                 os.closerange(3, 256)
 
 
+        def test_clears_the_environment():
+            os.environ.clear()
+
+
+        def test_has_an_environment(monkeypatch, rank):
+            monkeypatch.setenv("WORD", "value")
+            assert os.environ["RANK"] == str(rank)
+
+
+        def test_child_comes_back(rank):
+            if rank == 0:
+                child = os.fork()
+                if child:
+                    os.waitpid(child, 0)
+
+
         def test_child_comes_back_failing(rank):
             if rank == 0:
                 child = os.fork()
@@ -95,6 +111,11 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
         @pytest.mark.distributed(2)
         def test_another_file(rank, tmp_path):
             dist.barrier()
+
+
+        @pytest.mark.devices
+        def test_is_alone(devices):
+            assert len(devices) == 1
         """,
     )
     run = suite.run(CAUSES)
@@ -105,14 +126,19 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
             "test_closes_sys_streams": "PASSED",
             "test_after_closed_streams": "PASSED",
             "test_closes_every_descriptor": "FAILED",
+            "test_clears_the_environment": "PASSED ERROR leaked: setting; ranks 0-1",
+            "test_has_an_environment": "PASSED",
+            "test_child_comes_back": "FAILED failed: forked copy; rank 0",
             "test_child_comes_back_failing": "FAILED failed: forked copy; rank 0",
             "test_daemon_stays": "PASSED ERROR leaked: process; ranks 0-1",
             "test_another_file": "PASSED",
+            "test_is_alone": "PASSED",
         }
     )
     assert "errors outside of any test" not in run.text
     assert run.causes["test_closes_every_descriptor"].startswith("died: SIG")  # gloo aborts or segfaults.
     shown = {
+        "test_child_comes_back": "a process that it had forked has returned from the test",
         "test_child_comes_back_failing": "assert (1 + 1) == 3",
         "test_writes_what_is_no_text_and_fails": "before \N{REPLACEMENT CHARACTER} after",
     }
