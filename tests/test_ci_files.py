@@ -163,25 +163,6 @@ def test_pytest_knows_the_options(name: str, pytester: pytest.Pytester, monkeypa
     assert shards == ({SHARDS[name]} if name in SHARDS else set())
 
 
-def test_the_command_knows_its_arguments(tmp_path: Path) -> None:
-    found = [after_module("pytest_accel", words) for name in FILES for words in calls(name, tmp_path)]
-    commands = sorted({tuple(words) for words in found if words})
-    assert ("doctor", "--accel", "cuda") in commands
-    for subcommand, *words in commands:
-        command = [sys.executable, "-m", "pytest_accel", subcommand, "--help"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert [word for word in words if word.startswith("-") and word not in done.stdout] == []
-
-
-def test_the_variables_are_documented() -> None:
-    pages = [page for page in (ROOT / "docs").rglob("*.md") if page not in PAGES]
-    known = re.findall(r"PYTEST_ACCEL\w*", "".join(page.read_text(encoding="utf-8") for page in pages))
-    used = re.findall(r"PYTEST_ACCEL\w*", "".join((CI / name).read_text(encoding="utf-8") for name in FILES))
-    assert "PYTEST_ACCEL_LOCK_DIR" in used
-    assert set(used) - set(known) == set()
-
-
 @pytest.mark.parametrize("name", [name for name in FILES if not name.endswith((".toml", "values.yaml"))])
 def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     shellcheck = program("shellcheck")

@@ -15,11 +15,6 @@ def test_each_public_name_can_be_imported(name: str) -> None:
     assert getattr(pytest_accel, name).__doc__
 
 
-def test_another_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'pytest_accel' has no attribute 'Lease'"):
-        getattr(pytest_accel, "Lease")  # noqa: B009 - mypy knows that there is none
-
-
 # mypy checks these functions as it would check a user's suite.
 
 

@@ -74,14 +74,6 @@ def test_causes_are_searched_unless_the_error_is_an_assertion() -> None:
     assert explain(assertion, grouped=True, init=True) is None
 
 
-def test_causes_may_form_a_cycle() -> None:
-    error, other = RuntimeError("one"), RuntimeError("two")
-    error.__cause__ = error
-    assert explain(error, grouped=True) is None
-    error.__cause__, other.__cause__ = other, error
-    assert explain(error, grouped=True) is None
-
-
 def test_an_error_that_is_raised_again_has_one_hint() -> None:
     error = ValueError(str(_SECOND_INIT))
     found = explain(error, grouped=True, init=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.core.units import format_capability, format_memory, parse_capability, parse_memory
+from pytest_accel.core.units import format_memory, parse_capability, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,3 @@ def test_the_error_of_an_invalid_capability_names_the_value_and_what_is_allowed(
     message = f"capability {value!r}: allowed is a string of numbers with dots between them, as in '9.0'"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_capability(value)
-
-
-def test_a_capability_is_formatted_as_it_is_written() -> None:
-    assert format_capability(parse_capability("12.10")) == "12.10"

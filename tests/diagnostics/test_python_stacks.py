@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.diagnostics.python_stacks import (
     frames_of_other_threads,
@@ -50,50 +52,37 @@ def test_the_users_frame_is_found() -> None:
     assert [frame.function for frame in relevant(frames_of_rank(stack))] == ["wait", "meet", "test_it"]
 
 
-def test_a_frame_in_rootdir_is_preferred_to_one_outside() -> None:
-    stack = """Thread 0x00007f1 (most recent call first):
-  File "/home/me/checkout/model.py", line 40 in forward
-  File "/home/me/tests/test_it.py", line 12 in test_it
-"""
-    assert place(stack, Folders("/home/me/tests")) == "test_it.py:12 in test_it"
-    assert place(stack, Folders("/home/you")) == "/home/me/checkout/model.py:40 in forward"
+TEST = '  File "/home/me/tests/test_it.py", line 12 in test_it\n'
+HELPER = '  File "/home/me/helpers.py", line 3 in work\n'
+LIBRARY = '  File "/opt/lib/python3.12/threading.py", line 655 in wait\n'
+THREAD = "Thread 0x00007f2 (most recent call first):\n"
+CURRENT = "Current thread 0x00007f1 (most recent call first):\n"
 
 
-def test_a_stack_without_frames_of_the_user_names_no_place() -> None:
-    assert place("") is None
-    assert place('Thread 1:\n  File "/opt/lib/python3.12/threading.py", line 655 in wait\n') is None
+@pytest.mark.parametrize(
+    ("stack", "rootdir", "found"),
+    [
+        (THREAD + HELPER + TEST, "/home/me/tests", "test_it.py:12 in test_it"),
+        (THREAD + HELPER + TEST, "/home/you", "/home/me/helpers.py:3 in work"),
+        ("", "/home/me", None),
+        (THREAD + LIBRARY, "/home/me", None),
+        # The place of a rank is that of its main thread, or of the thread that has crashed.
+        (f"{THREAD}{HELPER}\n{CURRENT}{TEST}", "/home/me", "tests/test_it.py:12 in test_it"),
+        (f"Fatal Python error: Aborted\n\n{CURRENT}{HELPER}\n{THREAD}{TEST}", "/home/me", "helpers.py:3 in work"),
+        (
+            f'{CURRENT}  File "<frozen os>", line 692 in __len__\n{LIBRARY}  File "<string>", line 2 in <module>\n',
+            "",
+            None,
+        ),
+    ],
+)
+def test_the_place_of_a_rank(stack: str, rootdir: str, found: str | None) -> None:
+    assert place(stack, Folders(rootdir)) == found
 
 
-def test_the_place_of_a_rank_is_that_of_its_main_thread() -> None:
-    stack = """Thread 0x00007f2 (most recent call first):
-  File "/home/me/helpers.py", line 3 in work
-
-Current thread 0x00007f1 (most recent call first):
-  File "/home/me/test_it.py", line 12 in test_it
-"""
-    assert place(stack) == "/home/me/test_it.py:12 in test_it"
-    assert [[frame.function for frame in frames] for frames in frames_of_other_threads(stack)] == [["work"]]
-
-
-def test_the_place_of_a_crash_is_that_of_the_thread_that_crashed() -> None:
-    stack = """Fatal Python error: Aborted
-
-Current thread 0x00007f2 (most recent call first):
-  File "/home/me/helpers.py", line 3 in work
-
-Thread 0x00007f1 (most recent call first):
-  File "/home/me/test_it.py", line 12 in test_it
-"""
-    assert place(stack) == "/home/me/helpers.py:3 in work"
-
-
-def test_frozen_modules_and_the_command_line_are_not_frames_of_the_user() -> None:
-    stack = """Current thread 0x00007f1 (most recent call first):
-  File "<frozen os>", line 692 in __len__
-  File "/usr/lib/python3.11/site-packages/_pytest/main.py", line 12 in main
-  File "<string>", line 2 in <module>
-"""
-    assert place(stack) is None
+def test_other_threads_are_told_apart() -> None:
+    found = frames_of_other_threads(f"{THREAD}{HELPER}\n{CURRENT}{TEST}")
+    assert [[frame.function for frame in frames] for frames in found] == [["work"]]
 
 
 def test_the_stack_of_a_crash_is_separated_from_the_output() -> None:

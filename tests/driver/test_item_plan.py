@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -58,26 +57,6 @@ def test_both_marks_together_describe_each_rank() -> None:
     found = key(devices(2, memory="8GiB", name="*H100*"), distributed(3, backend="gloo", visible="rank"))
     assert found.need == DeviceNeed(6, kind="sim", memory=8 * 1024**3, name="*H100*")
     assert (found.ranks, found.devices_per_rank, found.backend, found.visible) == (3, 2, "gloo", "rank")
-
-
-OTHER_KEYS: tuple[Callable[[], WorldKey], ...] = (
-    lambda: key(distributed(3)),
-    lambda: key(distributed(2), session=None),
-    lambda: key(distributed(2, backend="gloo")),
-    lambda: key(distributed(2, init=False)),
-    lambda: key(distributed(2, devices_per_rank=2)),
-    lambda: key(distributed(2, visible="rank")),
-    lambda: key(distributed(2, env={"A": "1"})),
-    lambda: key(distributed(2), devices(memory="8GiB")),
-    lambda: key(devices(2)),
-)
-
-
-@pytest.mark.parametrize("other", OTHER_KEYS)
-def test_tests_with_different_needs_have_different_world_keys(other: Callable[[], WorldKey]) -> None:
-    assert other() != key(distributed(2))
-    assert other() == other()
-    assert hash(other()) == hash(other())
 
 
 def test_fresh_may_be_set_by_a_mark_or_the_settings() -> None:
@@ -157,33 +136,24 @@ def test_a_fake_group_is_a_world_of_one_process_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "value", "only"),
+    ("decorators", "text"),
     [
-        *(("nodes", 2, 1), ("kind", "cuda", "cpu"), ("devices_per_rank", 2, 1)),
-        *(("visible", "rank", "world"), ("launcher", "mpirun", None)),
+        *(
+            ((distributed(8, backend="fake", **{argument: value}),), f"{argument} must be {only!r}, got {value!r}")
+            for argument, value, only in (
+                *(("nodes", 2, 1), ("kind", "cuda", "cpu"), ("devices_per_rank", 2, 1)),
+                *(("visible", "rank", "world"), ("launcher", "mpirun", None)),
+            )
+        ),
+        ((distributed("all", backend="fake"),), "world_size must be an int, got 'all'"),
+        ((devices(1, kind="cpu"), distributed(8, backend="fake")), "the test must not have the mark devices, too"),
     ],
 )
 def test_arguments_that_need_several_processes_do_not_fit_a_fake_group(
-    argument: str, value: object, only: object
+    decorators: tuple[pytest.MarkDecorator, ...], text: str
 ) -> None:
-    text = (
-        f"@pytest.mark.distributed(backend='fake'): {argument} must be {only!r}, got {value!r}. A fake process group "
-    )
-    with pytest.raises(MarkError, match=re.escape(text)):
-        plan(distributed(8, backend="fake", **{argument: value}))
-
-
-def test_a_fake_group_needs_a_number() -> None:
-    with pytest.raises(MarkError, match=r"backend='fake'\): world_size must be an int, got 'all'\. "):
-        plan(distributed("all", backend="fake"))
-
-
-def test_the_devices_mark_does_not_fit_a_fake_group() -> None:
-    text = (
-        "@pytest.mark.distributed(backend='fake'): the test must not have the mark devices, too. A fake process group "
-    )
-    with pytest.raises(MarkError, match=re.escape(text)):
-        plan(devices(1, kind="cpu"), distributed(8, backend="fake"))
+    with pytest.raises(MarkError, match=re.escape(f"backend='fake'): {text}. A fake process group ")):
+        plan(*decorators)
 
 
 def test_hypothetical_devices_match_every_filter() -> None:

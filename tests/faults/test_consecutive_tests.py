@@ -2,69 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from tests.background_suite import BackgroundSuite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
-
-CONFTEST = """
-    import os
-    from pathlib import Path
-
-    import pytest
-
-    @pytest.fixture(autouse=True)
-    def noted(request):
-        rank = os.environ.get("RANK")
-        if rank is not None:
-            with Path(__file__).with_name("begun").open("a") as file:
-                file.write(f"{request.node.name} {rank}\\n")
-"""
-
-
-@pytest.fixture
-def recording_suite(suite: BackgroundSuite) -> BackgroundSuite:
-    """Provide a suite whose tests write the names and ranks of started tests to the file ``begun``."""
-    suite.write("conftest.py", CONFTEST)
-    return suite
-
-
-def start_counts(suite: BackgroundSuite) -> Counter[str]:
-    """Return how often each test was started on each rank."""
-    return Counter((suite.path / "begun").read_text().splitlines())
-
-
-@pytest.mark.long
-def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: BackgroundSuite) -> None:
-    """A worker of xdist has received the next test when the first one fails."""
-    recording_suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, init=False)
-
-
-        def test_passes():
-            pass
-
-
-        def test_fails(rank):
-            assert rank == 0
-
-
-        def test_never():
-            pass
-        """,
-    )
-    run = recording_suite.run("-x", "-n1")
-    assert "1 failed, 1 passed" in run.text
-    assert start_counts(recording_suite) == {
-        f"test_{name} {rank}": 1 for name in ("passes", "fails") for rank in (0, 1)
-    }
 
 
 def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(suite: BackgroundSuite) -> None:

@@ -309,18 +309,6 @@ def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None
     assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.long
-def test_the_devices_of_a_dead_session_can_be_used(suite: BackgroundSuite) -> None:
-    """A second session waits for the devices and gets them."""
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
-    first = start_waiting_session(suite)
-    second = suite.start("-k", "test_next")
-    suite.wait_for_file("locks/pytest-accel-*.wish")
-    first.process.kill()
-    run = second.finish()
-    run.expect({"test_next": "PASSED"})
-
-
 LEFT_BEHIND = """
 import os
 import time

@@ -26,7 +26,6 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
     suite.write(
         "test_deceives.py",
         """
-        import sys
         import time
 
         import pytest
@@ -82,17 +81,6 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
             record_property("value", value)
 
 
-        def test_has_a_stream_of_its_own(monkeypatch):
-            class Stream:
-                def write(self, text):
-                    pass
-
-                def flush(self):
-                    pass
-
-            monkeypatch.setattr(sys, "stdout", Stream())
-
-
         """,
     )
     suite.write(
@@ -120,6 +108,5 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         "test_fails_in_the_first_world": "FAILED",
         "test_hangs_while_the_clock_stands": "FAILED",
         **{f"test_records[{name}]": "PASSED" for name in "tlej"},
-        "test_has_a_stream_of_its_own": "PASSED",
         "test_is_not_in_the_ranks": "ERROR",
     }, run.text

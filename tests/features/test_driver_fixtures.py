@@ -144,15 +144,6 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
         )
 
 
-def test_the_names_of_the_fixtures_of_a_marked_test_are_known_in_the_driver(suite: Suite) -> None:
-    suite.write("conftest.py", _CONFTEST)
-    suite.write("test_fixtures.py", _TESTS)
-    run = suite.run("--fixtures-per-test", quiet=True)
-    assert "fixtures used by test_plain[1]" in run.text
-    assert "of_session" in run.text
-    assert suite.read("fixtures.log") == []
-
-
 def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suite: Suite) -> None:
     suite.write(
         "conftest.py",
@@ -242,51 +233,7 @@ def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suit
     assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"
 
 
-def test_the_call_does_not_wait_for_the_driver_if_no_hook_may_stop_it(suite: Suite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        import os
-        from pathlib import Path
-
-        PID = Path(__file__).with_name("pid")
-
-        def pytest_sessionstart():
-            if "RANK" not in os.environ:
-                PID.write_text(str(os.getpid()))
-        """,
-    )
-    suite.write(
-        "test_stopped.py",
-        """
-        import os
-        import signal
-
-        import pytest
-        from conftest import PID
-
-        @pytest.fixture
-        def stopped_driver(rank):
-            if rank == 0:
-                os.kill(int(PID.read_text()), signal.SIGSTOP)
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_continues(stopped_driver, rank):
-            if rank == 0:
-                os.kill(int(PID.read_text()), signal.SIGCONT)
-        """,
-    )
-    run = suite.run()
-    run.expect({"test_continues": "PASSED"})
-
-
 _STOPPING_HOOKS = {
-    "setup": """
-        @pytest.hookimpl(trylast=True)
-        def pytest_runtest_setup():
-            if IN_DRIVER:
-                pytest.skip("by a hook")
-        """,
     "call": """
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_call():
@@ -306,25 +253,8 @@ _STOPPING_HOOKS = {
             if IN_DRIVER and report.when == "setup":
                 pytest.exit("by a hook")
         """,
-    "merge": """
-        def pytest_accel_rank_data():
-            return {} if IN_DRIVER else {"key": 1}
-
-        def pytest_accel_merge(report):
-            if report.when == "setup":
-                raise ValueError("by a hook")
-        """,
-    "protocol": """
-        def pytest_runtest_protocol(item, nextitem):
-            from _pytest.runner import call_and_report
-
-            if IN_DRIVER:
-                item.add_report_section("setup", "stdout", "by a hook")
-                for when in ("setup", "teardown"):
-                    call_and_report(item, when, nextitem=nextitem)
-                pytest.exit("by a hook")
-        """,
 }
+"""`tests/driver/test_item_hooks.py` has all hooks."""
 
 
 @pytest.mark.parametrize("hook", _STOPPING_HOOKS)

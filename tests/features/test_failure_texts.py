@@ -17,8 +17,120 @@ def _summary(run: Run, test: str) -> str:
     return found[1]
 
 
+_MISTAKES = """
+    import logging
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    both = pytest.mark.distributed(2, kind="cpu")
+
+
+    @both
+    def test_second_group():
+        logging.getLogger("mine").warning("own record")
+        dist.init_process_group("gloo")
+
+
+    @both
+    def test_argument():
+        pass_on(dist.all_reduce)
+
+
+    def pass_on(function):
+        function("no tensor")
+
+
+    @torch.no_grad()
+    def without_gradients():
+        raise ValueError("in the helper")
+
+
+    @both
+    def test_decorated_helper():
+        without_gradients()
+
+
+    @pytest.mark.devices(1)
+    def test_process_of_its_own():
+        dist.get_world_size()
+
+
+    def test_unmarked():
+        dist.get_world_size()
+
+
+    def make_group():
+        dist.init_process_group("gloo")
+
+
+    @pytest.fixture
+    def group():
+        make_group()
+
+
+    def test_unmarked_init():
+        make_group()
+
+
+    def test_unmarked_fixture(group):
+        pass
+
+
+    def test_unmarked_argument():
+        dist.all_reduce("no tensor")
+    """
+
+
+def _check_mistakes_with_process_groups(run: Run) -> None:
+    """Check that the mistakes of `_MISTAKES` are explained."""
+    second = run.failure("test_second_group")
+    assert second.startswith(
+        """ranks 0-1 of 2 on cpu
+
+    @both
+    def test_second_group():
+        logging.getLogger("mine").warning("own record")
+>       dist.init_process_group("gloo")
+E       ValueError: trying to initialize the default process group twice!
+E       the default group exists already: leave this call out, or use @pytest.mark.distributed(init=False)
+
+test_groups.py:"""
+    )
+    assert _summary(run, "test_second_group").startswith("ranks 0-1: ValueError: trying to initialize")
+    assert "own record" in second
+    assert "c10d" not in second
+
+    argument = run.failure("test_argument")
+    # A frame of a library takes one line, as its code is of no help; the deepest one of the suite is shown in full.
+    assert re.search(
+        r"^>       pass_on\(dist\.all_reduce\)\n\ntest_groups\.py:\d+: \n[_ ]+\n"
+        r"\nfunction = .*\n\n    def pass_on\(function\):\n>       function\(.no tensor.\)\n"
+        r"\ntest_groups\.py:\d+: \n[_ ]+\n"
+        r"\S+distributed_c10d\.py:\d+: in all_reduce\n    .*\n"
+        r"\S+distributed_c10d\.py:\d+: in _check_single_tensor\n    .*\nE   TypeError: Invalid function argument",
+        argument,
+        re.MULTILINE,
+    ), argument
+    assert "c10d_logger" not in argument
+    assert "c10d-NullHandler" not in argument
+    assert "_contextlib.py" not in run.failure("test_decorated_helper")
+    assert "in the helper" in run.failure("test_decorated_helper")
+    assert "traceback entries are hidden" not in f"{second}{argument}{run.failure('test_decorated_helper')}"
+
+    hint = re.compile(r"^E +this test has no @pytest.mark.distributed, so it ran in one process$", re.MULTILINE)
+    for test in ("test_process_of_its_own", "test_unmarked", "test_unmarked_init", "test_unmarked_fixture"):
+        assert len(hint.findall(run.failure(test))) == 1
+        assert "/torch/" not in run.failure(test).partition("Captured log")[0]
+    assert ">       dist.init_process_group(" in run.failure("test_unmarked_init")
+    assert ">       dist.init_process_group(" in run.failure("test_unmarked_fixture")
+    # A failure without a known mistake keeps all frames.
+    assert "c10d_logger.py" in run.failure("test_unmarked_argument")
+
+
 def test_texts_of_frequent_mistakes(suite: Suite) -> None:
-    """An object that cannot be pickled, a backend that needs devices, a missing fixture, and a failing import."""
+    """Process groups, an object that cannot be pickled, a backend, a missing fixture, and a failing import."""
     suite.write(
         "test_it.py",
         """
@@ -68,8 +180,11 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
         """
     suite.write("test_missing.py", source.format(ranks=["0", "1"], fails="import not_there", test="test_m"))
     suite.write("test_broken.py", source.format(ranks=["1"], fails="raise KeyError('x')", test="test_b"))
+    suite.write("test_groups.py", _MISTAKES)
     run = suite.run()
 
+    assert run.count() == {"FAILED": 8, "ERROR": 7}, run.text
+    _check_mistakes_with_process_groups(run)
     assert _summary(run, "test_gather").startswith("ranks 0-1: TypeError: gather() needs picklable objects: <lambda> (")
     assert ">       gather(lambda: 0)\nE       TypeError" in run.failure("test_gather")
     text = (
@@ -88,121 +203,6 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
     assert "of 2 on" not in run.failure("test_m")
     assert _summary(run, "test_b") == "rank 1: test_broken.py cannot be imported in the ranks: KeyError: 'x'"
     assert "rank 1: could not run the test\nrank 0: could run the test\n" in run.failure("test_b")
-
-
-_MISTAKES = """
-    import logging
-
-    import pytest
-    import torch
-    import torch.distributed as dist
-
-    both = pytest.mark.distributed(2, kind="cpu")
-
-
-    @both
-    def test_second_group():
-        logging.getLogger("mine").warning("own record")
-        dist.init_process_group("gloo")
-
-
-    @both
-    def test_argument():
-        pass_on(dist.all_reduce)
-
-
-    def pass_on(function):
-        function("no tensor")
-
-
-    @torch.no_grad()
-    def without_gradients():
-        raise ValueError("in the helper")
-
-
-    @both
-    def test_decorated_helper():
-        without_gradients()
-
-
-    @pytest.mark.devices(1)
-    def test_one_process():
-        dist.get_world_size()
-
-
-    def test_unmarked():
-        dist.get_world_size()
-
-
-    def make_group():
-        dist.init_process_group("gloo")
-
-
-    @pytest.fixture
-    def group():
-        make_group()
-
-
-    def test_unmarked_init():
-        make_group()
-
-
-    def test_unmarked_fixture(group):
-        pass
-
-
-    def test_unmarked_argument():
-        dist.all_reduce("no tensor")
-    """
-
-
-def test_mistakes_with_process_groups_are_explained(suite: Suite) -> None:
-    suite.write("test_it.py", _MISTAKES)
-    run = suite.run()
-    assert run.count() == {"FAILED": 7, "ERROR": 1}, run.text
-
-    second = run.failure("test_second_group")
-    assert second.startswith(
-        """ranks 0-1 of 2 on cpu
-
-    @both
-    def test_second_group():
-        logging.getLogger("mine").warning("own record")
->       dist.init_process_group("gloo")
-E       ValueError: trying to initialize the default process group twice!
-E       the default group exists already: leave this call out, or use @pytest.mark.distributed(init=False)
-
-test_it.py:"""
-    )
-    assert _summary(run, "test_second_group").startswith("ranks 0-1: ValueError: trying to initialize")
-    assert "own record" in second
-    assert "c10d" not in second
-
-    argument = run.failure("test_argument")
-    # A frame of a library takes one line, as its code is of no help; the deepest one of the suite is shown in full.
-    assert re.search(
-        r"^>       pass_on\(dist\.all_reduce\)\n\ntest_it\.py:\d+: \n[_ ]+\n"
-        r"\nfunction = .*\n\n    def pass_on\(function\):\n>       function\(.no tensor.\)\n"
-        r"\ntest_it\.py:\d+: \n[_ ]+\n"
-        r"\S+distributed_c10d\.py:\d+: in all_reduce\n    .*\n"
-        r"\S+distributed_c10d\.py:\d+: in _check_single_tensor\n    .*\nE   TypeError: Invalid function argument",
-        argument,
-        re.MULTILINE,
-    ), argument
-    assert "c10d_logger" not in argument
-    assert "c10d-NullHandler" not in argument
-    assert "_contextlib.py" not in run.failure("test_decorated_helper")
-    assert "in the helper" in run.failure("test_decorated_helper")
-    assert "traceback entries are hidden" not in run.text
-
-    hint = re.compile(r"^E +this test has no @pytest.mark.distributed, so it ran in one process$", re.MULTILINE)
-    for test in ("test_one_process", "test_unmarked", "test_unmarked_init", "test_unmarked_fixture"):
-        assert len(hint.findall(run.failure(test))) == 1
-        assert "/torch/" not in run.failure(test).partition("Captured log")[0]
-    assert ">       dist.init_process_group(" in run.failure("test_unmarked_init")
-    assert ">       dist.init_process_group(" in run.failure("test_unmarked_fixture")
-    # A failure without a known mistake keeps all frames.
-    assert "c10d_logger.py" in run.failure("test_unmarked_argument")
 
 
 @pytest.mark.long

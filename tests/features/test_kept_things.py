@@ -24,24 +24,6 @@ _LIBRARIES = {
                 State.helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
             return _GROUPS["all"]
     """,
-    # As the package of this name, which starts its tracker in this way.
-    "multiprocess/__init__.py": "",
-    "multiprocess/resource_tracker.py": """
-        import os
-        import sys
-        from multiprocessing.util import spawnv_passfds
-
-
-        def main(descriptor):
-            os.read(descriptor, 1)
-
-
-        def ensure_running():
-            read, write = os.pipe()
-            source = f"from multiprocess.resource_tracker import main;main({read})"
-            path = os.fsencode(sys.executable)
-            return spawnv_passfds(path, [path, b"-c", source.encode()], [read]), write
-    """,
 }
 _SUITE = {
     "test_groups.py": """
@@ -169,23 +151,6 @@ _SUITE = {
             assert KEPT["thread"].is_alive()
             assert KEPT["child"].poll() is None
     """,
-    "test_tracker.py": """
-        import os
-
-        import pytest
-
-        TRACKER = []
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        @pytest.mark.parametrize("number", range(2))
-        def test_tracker(number, rank):
-            from multiprocess.resource_tracker import ensure_running
-
-            if number == 0:
-                TRACKER.extend(ensure_running())
-            assert os.waitpid(TRACKER[0], os.WNOHANG) == (0, 0)
-    """,
 }
 
 
@@ -195,7 +160,7 @@ def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite)
 
     run = suite.run("-W", "default::pytest_accel.LeftoverWarning", "--accel-timeout", "60")
 
-    assert run.count() == {"PASSED": 11}, run.text
+    assert run.count() == {"PASSED": 9}, run.text
     # A thing that a global keeps is reported once, and one that a fixture keeps is not.
     lines = [line for line in run.text.splitlines() if "LeftoverWarning: " in line]
     assert len([line for line in lines if "process group" in line]) == 1

@@ -44,24 +44,6 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             dist.barrier()
 
 
-        def test_gather(gather, rank):
-            assert gather({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
-            assert gather(torch.tensor([rank]))[1].tolist() == [1]
-
-
-        def test_store_starts_empty(dist_store, rank):
-            if rank == 0:
-                assert not dist_store.check(["key"])
-                dist_store.set("key", "value")
-            assert dist_store.get("key") == b"value"
-            assert dist_store.add("count", 1) in (1, 2)
-
-
-        def test_store_is_empty_again(dist_store, gather):
-            empty = not dist_store.check(["key"])
-            assert gather(empty) == [True, True]
-
-
         @pytest.mark.distributed(4, kind="cpu")
         def test_mesh(device_mesh, rank):
             mesh = device_mesh((2, 2), ("dp", "tp"))
@@ -86,11 +68,9 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             dist.all_reduce(torch.ones(1))
 
 
+        @pytest.mark.distributed(2, kind="cpu", backend="carrier-pigeon")
         def test_unknown_backend():
             pass
-
-
-        test_unknown_backend.pytestmark = [pytest.mark.distributed(2, kind="cpu", backend="carrier-pigeon")]
 
 
         @pytest.mark.distributed(2, kind="cpu", init=False)
@@ -182,28 +162,9 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
             dist.destroy_process_group()
 
 
-        def test_again_in_the_same_world():
-            assert pids == [os.getpid()]
-            dist.init_process_group("gloo")
-            assert total() == 2
-            dist.destroy_process_group()
-
-
         def test_tcp(rank):
             address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-            assert total() == 2
-            dist.destroy_process_group()
-
-
-        def test_file(rank, shared_tmp_path):
-            dist.init_process_group("gloo", init_method=f"file://{shared_tmp_path}/meet", rank=rank, world_size=2)
-            assert total() == 2
-            dist.destroy_process_group()
-
-
-        def test_given_store(rank, dist_store):
-            dist.init_process_group("gloo", store=dist_store, rank=rank, world_size=2)
             assert total() == 2
             dist.destroy_process_group()
 
@@ -248,7 +209,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
             assert not dist.is_initialized()
         """,
     )
-    assert suite.run().count() == {"PASSED": 12}
+    assert suite.run().count() == {"PASSED": 9}
 
 
 _HARNESS = """
@@ -292,13 +253,6 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
         from harness import *
 
 
-        @pytest.mark.distributed(1, init=False)
-        def test_a_rank_alone(port):
-            make(f"tcp://127.0.0.1:{port}", 0, 1)
-            assert total() == 1
-            dist.destroy_process_group()
-
-
         @pytest.mark.distributed(2, init=False)
         def test_several_in_turn(port, rank):
             pids.append(os.getpid())
@@ -318,15 +272,6 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
             monkeypatch.setenv("MASTER_ADDR", "localhost")
             monkeypatch.setenv("MASTER_PORT", "29500")
             make(None, rank, 2)
-            assert total() == 2
-            dist.destroy_process_group()
-
-
-        @pytest.mark.distributed(2, init=False)
-        def test_a_store_of_its_own(port, rank):
-            assert pids == [os.getpid()]
-            store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, HOUR)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
             assert total() == 2
             dist.destroy_process_group()
 
@@ -366,16 +311,6 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
                 assert total() == 2
 
 
-        @pytest.mark.distributed(4, init=False)
-        def test_some_and_then_others(port, rank, gather):
-            for first in (0, 2, 1):
-                if rank in (first, first + 1):
-                    make("env://", rank - first, 2)
-                    assert total() == 2
-                    dist.destroy_process_group()
-                gather(None)
-
-
         @pytest.mark.distributed(1, init=False)
         def test_processes_that_are_started_anew_serve_themselves():
             assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
@@ -385,7 +320,7 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
         """,
     )
     run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
-    assert run.count() == {"PASSED": 10}, run.text
+    assert run.count() == {"PASSED": 7}, run.text
 
 
 _DEVICES = """

@@ -45,57 +45,6 @@ def test_two_tests_use_one_device_at_the_same_time(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> None:
-    """The shares of the tests that use a device at the same time never add up to more than 1."""
-    suite.without_torch()
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import time
-
-        import pytest
-
-        HERE = os.path.dirname(__file__)
-
-
-        def log(accel, share):
-            # One write a line, which the kernel keeps whole.
-            for moment in ("begin", "end"):
-                line = f"{time.monotonic()} {moment} {accel.ids[0]} {share}\\n"
-                log = os.open(os.path.join(HERE, "log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-                os.write(log, line.encode())
-                os.close(log)
-
-
-        @pytest.mark.parametrize("n", range(8))
-        @pytest.mark.devices(share=0.4)
-        def test_small(accel, n):
-            log(accel, 0.4)
-
-
-        @pytest.mark.parametrize("n", range(4))
-        @pytest.mark.devices(share=0.7)
-        def test_large(accel, n):
-            log(accel, 0.7)
-
-
-        @pytest.mark.parametrize("n", range(4))
-        @pytest.mark.devices
-        def test_alone(accel, n):
-            log(accel, 1.0)
-        """,
-    )
-    run = suite.run("--accel=sim:2", "-n3", "-p", "no:randomly")
-    assert run.count() == {"PASSED": 16}, run.text
-    load: dict[str, float] = {}
-    for _, moment, device, share in sorted(map(str.split, suite.read("log")), key=lambda event: float(event[0])):
-        load[device] = load.get(device, 0.0) + (float(share) if moment == "begin" else -float(share))
-        assert load[device] < 1.001
-    assert len(load) == 2
-
-
-@pytest.mark.long
 def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
     suite.write(
         "test_it.py",

@@ -72,7 +72,7 @@ def test_only_tests_that_need_torch_fail_and_each_says_so(suite: Suite, monkeypa
     monkeypatch.setenv("FAKE_NVML", str(suite.write("machine.txt", _GPUS)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     suite.without_torch()
-    run = suite.run("-n", "2", "--accel", "cuda")
+    run = suite.run("-n", "1", "--accel", "cuda")
     run.expect(
         {
             **dict.fromkeys(("test_devices", "test_ranks[1]", "test_ranks[2]"), "PASSED"),

@@ -53,18 +53,12 @@ _SUITE = """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "options", [("-n4", "--dist=worksteal"), ("-nauto", "--dist=loadscope")], ids=lambda args: args[1]
-)
-def test_every_distribution_mode_of_xdist_works(
-    suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_distribution_modes_of_xdist_work(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The modes `loadfile` and `loadgroup` have tests of their own below; `load` is used everywhere."""
-    if "-nauto" in options:
-        suite.all_plugins()
+    suite.all_plugins()
     suite.write("test_suite.py", _SUITE)
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
-    run = suite.run(*options)
+    run = suite.run("-nauto", "--dist=worksteal")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert run.count() == {"PASSED": 19, "FAILED": 1, "SKIPPED": 1}
     assert "rank 1: assert 1 == 0" in run.text

@@ -6,13 +6,11 @@ import re
 
 import pytest
 
-from pytest_accel.features.faults.injection import _OPERATIONS
 from tests.features.conftest import Suite
 from tests.run import CAUSES
 from tests.torch_release import needs_torch
 
 _TESTS = """
-    import threading
     import time
 
     import pytest
@@ -47,14 +45,6 @@ _TESTS = """
         faults.kill(1, at="all_reduce", n=3)
         dist.all_reduce(one())
         dist.all_reduce(one())
-
-
-    @distributed(2)
-    def test_kill_in_a_thread(faults, rank):
-        faults.kill(1, at="all_reduce")
-        thread = threading.Thread(target=dist.all_reduce, args=(one(),))
-        thread.start()
-        thread.join()
 
 
     @distributed(2)
@@ -106,29 +96,6 @@ _TESTS = """
         dist.all_reduce(one())
 
 
-    @distributed(2)
-    def test_values(faults, rank):
-        for plan in (faults.kill, lambda rank, **named: faults.delay(rank, 0.1, **named)):
-            for arguments in ({"rank": 2}, {"rank": 1, "at": "reduce_all"}, {"rank": 1, "n": 0}):
-                with pytest.raises(ValueError):
-                    plan(**arguments)
-        with pytest.raises(ValueError):
-            faults.delay(1, -1)
-        with pytest.raises(TypeError, match="error must be an exception"):
-            faults.fail(1, "by hand")
-        errors = []
-
-        def plan():
-            with pytest.raises(RuntimeError, match="in its own thread"):
-                faults.delay(rank, 0.1)
-            errors.append(None)
-
-        thread = threading.Thread(target=plan)
-        thread.start()
-        thread.join()
-        assert errors == [None]
-
-
     """
 
 
@@ -140,7 +107,6 @@ _ISSUED_BY_TORCH = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
 
     distributed = pytest.mark.distributed
     pytestmark = pytest.mark.filterwarnings("ignore")
@@ -198,16 +164,6 @@ _ISSUED_BY_TORCH = """
             compiled(ONE)
 
 
-    @distributed(2)
-    def test_in_another_mode(faults, rank):
-        with CommDebugMode() as counts:
-            faults.fail(rank, OSError("by hand"), at="all_reduce", n=2)
-            dist.all_reduce(ONE)
-        with pytest.raises(OSError):
-            dist.all_reduce(ONE)
-        assert counts.get_total_counts() == 1
-
-
     """
 
 
@@ -215,18 +171,7 @@ _ISSUED_BY_TORCH = """
 @needs_torch(2, 6)
 def test_collectives_that_torch_issues_itself_are_seen_once(suite: Suite) -> None:
     suite.write("test_it.py", _ISSUED_BY_TORCH)
-    assert suite.run().count() == {"PASSED": 10}
-
-
-def test_each_operation_of_a_process_group_has_a_function() -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("torch.distributed._functional_collectives")
-    registered = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
-    names = {name.partition(".")[0].strip("_") for space, _, name in registered if "c10d" in space}
-    # Messages in compiled code, of which one operation has several, are not counted elsewhere, either.
-    others = {"wait_tensor", "wait_tensors", "wrap_tensor_autograd", "check_for_nan", "batch_p2p_ops"}
-    assert names - set(_OPERATIONS) <= others
-    assert set(_OPERATIONS.values()) <= set(_OPERATIONS), "a test can name each function"
+    assert suite.run().count() == {"PASSED": 9}
 
 
 def test_faults_are_injected_before_collectives(suite: Suite) -> None:
@@ -237,14 +182,12 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
             "test_kill": "PASSED",
             "test_kill_in_cpp": "PASSED",
             "test_kill_that_does_not_come": "FAILED failed: planned fault; rank 1",
-            "test_kill_in_a_thread": "FAILED failed: planned fault; rank 1",
             "test_delay": "PASSED",
             "test_delay_that_does_not_come": "FAILED failed: planned fault; rank 0",
             "test_error": "PASSED",
             "test_uncaught_error": "FAILED failed: OSError; ranks 0-1",
             "test_unknown_function": "FAILED failed: ValueError; ranks 0-1",
             "test_after_errors": "PASSED",
-            "test_values": "PASSED",
         }
     )
     failure = run.failure("test_kill_that_does_not_come")
@@ -308,11 +251,11 @@ def test_random_delays_come_with_a_hash_seed_for_each_rank(suite: Suite, monkeyp
             assert one == other
         """,
     )
-    suite.run().expect({"test_order_of_a_set": "PASSED"})
-    runs = [suite.run("--accel-jitter", seed) for seed in "78"]
-    monkeypatch.setenv("PYTEST_ACCEL_JITTER", "7")
-    runs.append(suite.run("-n1"))
-    orders = [re.findall(r"assert (\[.*\] == \[.*\])", run.text)[0] for run in runs]
-    assert orders[0] == orders[2] != orders[1]
+    orders = []
+    for options in (("--accel-jitter", "7"), ("-n1",)):
+        run = suite.run(*options)
+        orders += re.findall(r"assert (\[.*\] == \[.*\])", run.text)[:1]
+        monkeypatch.setenv("PYTEST_ACCEL_JITTER", "7")
+    assert orders[0] == orders[1]
     text = "random delays before collectives, and hash seeds: --accel-jitter 7"
-    assert runs[2].text.count(text) == 2, "the header and the failure"
+    assert run.text.count(text) == 2, "the header and the failure"

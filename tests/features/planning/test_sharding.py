@@ -35,6 +35,18 @@ SUITE = """
     @pytest.mark.devices(8)
     def test_too_many():
         pass
+
+
+    @pytest.mark.parametrize("number", range(2))
+    @pytest.mark.dependency
+    def test_chain(number):
+        pass
+
+
+    @pytest.mark.parametrize("number", range(2))
+    @pytest.mark.xdist_group("server")
+    def test_server(number):
+        pass
     """
 
 
@@ -45,69 +57,37 @@ def _division(run: Run) -> str:
     return found[1]
 
 
-def test_each_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way(suite: Suite) -> None:
+def test_each_selected_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way(suite: Suite) -> None:
+    suite.ini("markers = dependency")
     suite.write("test_one.py", SUITE)
     suite.write("test_other.py", SUITE)
     whole = suite.run("-p", "randomly", "--accel-durations", "times.json")
     assert whole.ret == 0
     stored = json.loads((suite.path / "times.json").read_text())["tests"]
-    assert len(stored) == 18  # All tests that passed.
+    assert len(stored) == 26  # All tests that passed.
     before = (suite.path / "times.json").read_bytes()
     runs = []
     for part in (1, 2):
-        extra = () if part == 2 else ("-p", "randomly")  # The order of the tests differs between the jobs.
-        runs.append(suite.run("-n2", *extra, "--accel-durations", "times.json", "--accel-shard", f"{part}/2"))
+        extra = ("-n1",) if part == 2 else ("-p", "randomly")  # The order of the tests differs between the jobs.
+        options = ("--accel-durations", "times.json", "--accel-shard", f"{part}/2", "--accel-select", "fits")
+        runs.append(suite.run(*extra, *options))
     # A job does not change the file that the other jobs read: it writes its durations to a file beside it.
     assert (suite.path / "times.json").read_bytes() == before
     times_of_parts = [json.loads((suite.path / f"times.{part}-of-2.json").read_text())["tests"] for part in (1, 2)]
     assert sorted(name for tests in times_of_parts for name in tests) == sorted(stored)
     assert len({_division(run) for run in runs}) == 1
     ran = [test for run in runs for test in run.results]
-    assert sorted(ran) == sorted(whole.results)
+    assert sorted(ran) == sorted(stored), "only selected tests are divided"
+    assert "accel: part 1 of 2: " in runs[0].text
+    assert " of 26 tests, division " in runs[0].text
+    for together in ("test_one.py::test_chain", "test_one.py::test_server"):
+        assert sum(f"{together}[0]" in run.results and f"{together}[1]" in run.results for run in runs) == 1
 
 
-def test_only_selected_tests_are_divided_into_parts(suite: Suite) -> None:
-    suite.write("test_it.py", SUITE)
-    suite.run()  # The durations in pytest's cache must have no effect: other jobs have another cache.
-    one = suite.run("--accel-select", "marked and fits", "--accel-shard", "1/2")
-    other = suite.run("--accel-select", "marked and fits", "--accel-shard", "2/2")
-    assert sorted((*one.results, *other.results)) == [
-        *("test_it.py::test_ranks", "test_it.py::test_two[0]", "test_it.py::test_two[1]", "test_it.py::test_two[2]")
-    ]
-    assert "accel: part 1 of 2: 2 of 4 tests" in one.text
-    assert "collected 10 items / 8 deselected / 2 selected" in one.text
-
-
-def test_tests_that_depend_on_each_other_stay_together(suite: Suite) -> None:
-    suite.ini("markers = dependency")
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        @pytest.mark.parametrize("number", range(4))
-        @pytest.mark.dependency
-        def test_chain(number):
-            pass
-
-        @pytest.mark.parametrize("number", range(8))
-        @pytest.mark.xdist_group("server")
-        def test_server(number):
-            pass
-        """,
-    )
-    for part in ("1/2", "2/2"):
-        words = suite.run("--accel-shard", part).results
-        assert {name.partition("[")[0].rpartition("::")[2] for name in words} in ({"test_chain"}, {"test_server"})
-
-
-def test_a_wrong_durations_file_or_part_is_a_usage_error(suite: Suite) -> None:
+def test_a_wrong_durations_file_is_a_usage_error(suite: Suite) -> None:
     suite.write("test_it.py", "def test_it():\n    pass\n")
     suite.write("times.json", "{}")
     run = suite.run("--accel-durations", "times.json")
     assert run.ret == 4
     assert f"{suite.path / 'times.json'} cannot be read as a file of durations: " in run.errors
     assert (suite.path / "times.json").read_text() == "{}"
-    run = suite.run("--accel-shard", "3/2")
-    assert run.ret == 4
-    assert "argument --accel-shard: must be I/N with ints 1 <= I <= N, got '3/2'" in run.errors

@@ -47,6 +47,11 @@ class Pair:
             for name in names:
                 one.plugin(name)
 
+    def without_torch(self) -> None:
+        """Have the sessions of both suites run as if torch were not installed."""
+        for one in (self.plain, self.marked):
+            one.without_torch()
+
     def ini(self, text: str) -> None:
         """Add lines to both ini files."""
         for one in (self.plain, self.marked):

@@ -40,7 +40,7 @@ _TESTS = """
     import product
     import pytest
 
-    marked = pytest.mark.distributed(2, kind="cpu")
+    marked = pytest.mark.distributed(2, kind="cpu", init=False)
     RANKS = [int(os.environ["RANK"])] if "RANK" in os.environ else [0, 1]
 
     @pytest.fixture
@@ -69,6 +69,7 @@ def read_lines(folder: Path) -> set[int]:
 
 
 def test_lines_and_branches_of_ranks_are_measured(pair: Pair) -> None:
+    pair.without_torch()
     pair.plugin("pytest_cov")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)

@@ -16,8 +16,8 @@ _HEAD = """
 
     RANK = os.environ.get("RANK", "1")
     LAST = RANK == "1"
-    two = pytest.mark.distributed(2, kind="cpu")
-    three = pytest.mark.distributed(3, kind="cpu")
+    two = pytest.mark.distributed(2, kind="cpu", init=False)
+    three = pytest.mark.distributed(3, kind="cpu", init=False)
 
     def times(name):
         path = Path(f"{name}.{RANK}")
@@ -76,6 +76,7 @@ _COUNTED = ("once", "always", "passes", "expected", "setup", "teardown")
 def test_marked_tests_are_rerun_like_unmarked_ones(
     pair: Pair, plugin: str, mark: str, shown: str, workers: tuple[str, ...]
 ) -> None:
+    pair.without_torch()
     pair.plugin(plugin)
     pair.write("test_flaky.py", f"{_HEAD}\n    once_more = pytest.mark.flaky({mark})\n{_FLAKY}")
     plain = pair.plain.run("-rR")
@@ -108,6 +109,7 @@ _DYING = """
 
 @needs("pytest_rerunfailures")
 def test_rerunfailures_reruns_all_ranks_if_one_dies_or_fails_with_an_error_that_it_matches(suite: Suite) -> None:
+    suite.without_torch()
     suite.plugin("pytest_rerunfailures")
     suite.write("test_flaky.py", _HEAD + _DYING)
     run = suite.run("--reruns=1", "--only-rerun=RankDied", "-n1")
@@ -140,6 +142,7 @@ _SLOW = """
 
 @needs("pytest_timeout")
 def test_driver_enforces_timeouts_of_pytest_timeout(suite: Suite) -> None:
+    suite.without_torch()
     suite.plugin("pytest_timeout")
     # On a busy machine, too, 4 seconds are enough for the setup, and for the rank that does not hang.
     path = suite.write("test_slow.py", _HEAD + _SLOW)
@@ -186,6 +189,7 @@ _DEPENDENT = """
 
 @needs("pytest_dependency")
 def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None:
+    pair.without_torch()
     pair.plugin("pytest_dependency")
     pair.write("test_depends.py", _HEAD + _DEPENDENT)
     plain = pair.plain.run("-rs")

@@ -90,7 +90,8 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
 
     An item that checks a test file does not have the marks of its tests.
     """
-    suite.ini("accel_rules = sums.lines: distributed(2, kind='cpu')")
+    suite.without_torch()
+    suite.ini("accel_rules = sums.lines: distributed(2, kind='cpu', init=False)")
     suite.write("conftest.py", _CUSTOM_ITEMS)
     suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
     suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
@@ -101,7 +102,7 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
         def test_in_ranks(): assert "RANK" in os.environ
         """,

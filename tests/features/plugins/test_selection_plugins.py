@@ -27,7 +27,7 @@ _CONFTEST = """
 _TESTS = """
     import pytest
 
-    in_ranks = pytest.mark.distributed(2, kind="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu", init=False)
 
     @pytest.mark.order(-1)
     def test_last(): pass
@@ -56,7 +56,7 @@ _TESTS = """
 _MORE_TESTS = """
     import pytest
 
-    @pytest.mark.distributed(2, kind="cpu")
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     @pytest.mark.order(before="test_a.py::test_many", index=1)
     def test_others(): pass
     """
@@ -102,6 +102,7 @@ _SELECTIONS = [
 def test_marked_and_unmarked_tests_run_in_the_same_order(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str]
 ) -> None:
+    pair.without_torch()
     pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)

@@ -101,16 +101,9 @@ def test_the_record_has_each_run_of_a_test(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
     path = suite.write("test_it.py", "def test_it(): pass\n")
-    (suite.path / "folder").mkdir()
     lost = "test_it.py: it exists and has other content, which would be lost; name a new"
     for option, value, text in (
-        (
-            "--accel-record",
-            "folder",
-            f"--accel-record: {suite.path}/folder cannot be written: it is not a regular file",
-        ),
         ("--accel-record", "test_it.py/a", f"--accel-record: {suite.path}/test_it.py/a cannot be written: File exists"),
-        ("--accel-record", " ", "argument --accel-record: must be the path of a file, got ' '"),
         *((option, "test_it.py", f"ERROR: {option} {lost}") for option in ("--accel-record", "--accel-report")),
     ):
         run = suite.run(option, value)

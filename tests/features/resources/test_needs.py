@@ -82,15 +82,6 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
             pass
 
 
-        def test_late_itself(request):
-            request.node.add_marker(needs("license"))
-
-
-        @needs("license")
-        def test_late_more(request):
-            request.node.add_marker(needs(cores=2))
-
-
         def test_no_process_and_no_torch():
             assert psutil.Process().children() == []
             assert "torch" not in sys.modules
@@ -98,10 +89,8 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
     )
     run = suite.run("-n1")
     passed = ("test_one", "test_none", "test_port", "test_both", "test_method", "test_no_process_and_no_torch")
-    late = ("test_late", "test_late_itself", "test_late_more")
-    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED", **dict.fromkeys(late, "FAILED")})
-    for name in late:
-        assert "the marks needs of the test were changed after collection" in run.failure(name)
+    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED", "test_late": "FAILED"})
+    assert "the marks needs of the test were changed after collection" in run.failure("test_late")
     assert "accel: resources of tests: license 2, port-9000 1, memory 4 GiB, cores 3" in run.text
 
 
@@ -161,10 +150,6 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
     ):
         assert line in run.text
     assert "5 deselected" in suite.run("--accel-select=fits").text
-    strict = suite.run("--accel-strict")
-    assert strict.count() == {"ERROR": 5}
-    assert f"{license_missing} (--accel-strict)" in strict.failure("test_license")
-    assert "accel: 5 failed for missing hardware" in strict.text
 
 
 def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite) -> None:
@@ -176,9 +161,8 @@ def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite
 
 
         @pytest.mark.devices(1, kind="license")
-        def test_kind(accel, device):
+        def test_kind(accel):
             assert (accel.kind, accel.ids, accel.mask) == ("license", ("license-0",), {})
-            assert str(device) == "cpu"
 
 
         @pytest.mark.needs(license=2)
@@ -193,11 +177,9 @@ def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite
             pass
         """,
     )
+    suite.without_torch()
     run = suite.run()
-    run.expect(
-        {**dict.fromkeys(("test_kind", "test_beside"), "PASSED"), "test_fixture": "ERROR"},
-    )
-    assert "3 tests to run\n" in suite.run("--accel-plan").text
+    run.expect({**dict.fromkeys(("test_kind", "test_beside"), "PASSED"), "test_fixture": "ERROR"})
     text = "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed"
     assert text in run.failure("test_fixture")
 
