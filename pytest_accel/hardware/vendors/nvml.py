@@ -83,10 +83,10 @@ def users(nvml: Any, device: Device) -> Facts:
 def links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
     """Return the links of each card, by its id. `cards` have their NVML handles.
 
-    Direct NVLinks are counted: a GPU may have one to a peer, and two to another. Links to a switch lead to all. Links by PCIe do without the host: of NVML's levels (nvml.h,
-    nvmlGpuTopologyLevel_t) these are INTERNAL ("e.g. Tesla K80"), SINGLE ("all devices that only need traverse a single
-    PCIe switch") and MULTIPLE ("all devices that need not traverse a host bridge"). If two cards are connected in both
-    ways, both links are returned, since a test may ask for either.
+    Direct NVLinks are counted: a GPU may have one to a peer, and two to another. Links by PCIe do without the host: of
+    NVML's levels (nvml.h, nvmlGpuTopologyLevel_t) these are INTERNAL ("e.g. Tesla K80"), SINGLE ("all devices that only
+    need traverse a single PCIe switch") and MULTIPLE ("all devices that need not traverse a host bridge"). If two cards
+    are connected in both ways, both links are returned, since a test may ask for either.
     """
     near = (nvml.NVML_TOPOLOGY_INTERNAL, nvml.NVML_TOPOLOGY_SINGLE, nvml.NVML_TOPOLOGY_MULTIPLE)
     found: dict[str, tuple[Link, ...]] = {card.id: () for card, _ in cards}
