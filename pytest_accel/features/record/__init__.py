@@ -2,8 +2,7 @@
 
 It gives the record of a session's events (``--accel-record``), a page made of it (``--accel-report``), a summary for
 GitHub, and the commands ``trace``, ``report``, ``summary`` and ``census`` (which tests ran in no job),
-which also join the records of several sessions. While a session runs, it gives the status line, and the report on a
-signal (`live_hooks`).
+which also join the records of several sessions. While a session runs, it gives the report on a signal (`live_hooks`).
 
 It receives the events of the pool (`core/record_events.py`).
 
