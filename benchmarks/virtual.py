@@ -12,12 +12,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_accel.features.order.tasks import Need
-from pytest_accel.features.planning.forecast import Span
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Lease, Request, decide
+
+
+class Span(NamedTuple):
+    """The simulated run of a test."""
+
+    test: int
+    """Index of the test."""
+    worker: int
+    begin: float
+    """Seconds since the start of the session."""
+    end: float
 
 
 @dataclass(frozen=True, slots=True)

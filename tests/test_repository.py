@@ -61,7 +61,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("leases/leases", "leases/locks", "leases/holder", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives"),
     *("messages/connect", "core/prctl", "core/computing"),
-    *("features/record/live_hooks", "features/record/terminal_file"),
+    "features/record/live_hooks",
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
 _MAIN_MODULES = {"pool", "leases", "driver", "launch"}

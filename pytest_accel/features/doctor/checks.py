@@ -1,17 +1,14 @@
 """The checks of the doctor: each looks at a part of this machine, and yields its results.
 
 They import no torch, initialize no device runtime and write nothing. A temporary process imports the fork server's
-modules, to see whether ranks can be forked. The check of the network sends nothing: it opens the port of `MASTER_ADDR`
-for a moment, or closes a connection to it at once.
+modules, to see whether ranks can be forked.
 """
 
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,8 +35,6 @@ from pytest_accel.settings.options import Settings
 _GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds of torch"
 _IMPORT_TIMEOUT = 120.0
 """Seconds for all imports. Torch alone may take 30 s from a network drive if it is not cached."""
-_ANSWER_TIMEOUT = 3.0
-"""Seconds that the process at `MASTER_ADDR` may take to answer."""
 
 State = Literal["ok", "note", "problem"]
 _Result = tuple[State, str, str]
@@ -272,38 +267,6 @@ def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value!r}" for name, value in variables.items())
 
 
-def _network(subject: _Subject) -> Iterator[_Result]:
-    """Look at the address where the processes of a launcher on several machines meet."""
-    process = next(launcher_env.recognized(os.environ), None)
-    if process is None or process.local_size >= process.size:
-        yield "ok", "no processes of a launcher on several machines have to meet", ""
-        return
-    master, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    state, what = _meeting(master, port, is_first=process.rank == 0)
-    advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free port "
-    advice += "there, at which rank 0 listens while a session waits. See also the firewalls."
-    yield state, f"MASTER_ADDR={master!r} MASTER_PORT={port!r}: {what}", "" if state == "ok" else advice
-
-
-def _meeting(master: str, port: str, *, is_first: bool) -> tuple[State, str]:
-    """Listen at the address where processes meet if `is_first`, as rank 0 does, or connect to it as the others do."""
-    try:
-        family, *_, (address, *_) = socket.getaddrinfo(master, int(port), type=socket.SOCK_STREAM)[0]
-        if ipaddress.ip_address(address).is_loopback:
-            return "problem", f"{address} is loopback, at which other machines reach themselves"
-        if is_first:
-            socket.create_server((str(address), int(port)), family=family).close()
-            return "ok", "this machine, and the port is free"
-        socket.create_connection((str(address), int(port)), _ANSWER_TIMEOUT).close()
-    except ConnectionRefusedError:
-        return "note", "the machine can be reached, and nothing listens there"
-    except OSError as error:
-        return "problem", f"cannot be {'used by rank 0' if is_first else 'reached'}: {error.strerror or error}"
-    except (ValueError, OverflowError):
-        return "problem", "there is no such address or port"
-    return "ok", "a process listens there"
-
-
 _CHECKS: dict[str, Callable[[_Subject], Iterator[_Result]]] = {
     "devices": _devices,
     "torch": _torch,
@@ -311,5 +274,4 @@ _CHECKS: dict[str, Callable[[_Subject], Iterator[_Result]]] = {
     "forks": _forks,
     "locks": _locks,
     "launcher": _launcher,
-    "network": _network,
 }

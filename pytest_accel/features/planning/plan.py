@@ -10,11 +10,9 @@ import pytest
 
 from pytest_accel.core.units import count_text
 from pytest_accel.features.order.stored_durations import recall
-from pytest_accel.features.order.tasks import SLOTS, Need, Task, need_of, planned, seconds_of, tasks_of
-from pytest_accel.features.planning.forecast import Span, critical_path, simulate
+from pytest_accel.features.order.tasks import Task, need_of, planned, seconds_of, tasks_of
+from pytest_accel.features.planning.forecast import makespan
 from pytest_accel.features.planning.selection import skip_reason
-from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.matching import counted
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 _EQUALLY_GOOD = 0.02
 """Sessions that take at most this fraction longer than the shortest one count as equally good."""
-_SHOWN = 5
-"""Number of tests of the critical path that are shown."""
 
 
 class PlanHooks:
@@ -63,47 +59,29 @@ class PlanHooks:
             yield f"{len(untimed)} of {len(tasks)} never timed: counted as {clock(untimed[0])}"
         if options.planned_machine(config) is not None:
             yield "requirements for memory, capability and name are assumed to be met"
-        yield from _about(tasks, machine, getattr(config.option, "numprocesses", None))
+        yield from _table(tasks, getattr(config.option, "numprocesses", None))
 
 
-def _about(tasks: Sequence[Task], machine: Machine, requested: int | None) -> Iterator[str]:
-    """Return a table of the makespan by the number of workers, and the tests that make it long."""
-    forecasts: dict[int, list[Span]] = {}
+def _table(tasks: Sequence[Task], requested: int | None) -> Iterator[str]:
+    """Return a table of the makespan by the number of workers."""
+    forecasts: dict[int, float] = {}
     workers = 1
     while True:
-        spans = forecasts[workers] = simulate(tasks, workers)
-        if workers >= len(spans) or (
-            workers > 1 and spans[-1].end > forecasts[workers // 2][-1].end * (1 - _EQUALLY_GOOD)
+        forecasts[workers] = makespan(tasks, workers)
+        if workers >= len(tasks) or (
+            workers > 1 and forecasts[workers] > forecasts[workers // 2] * (1 - _EQUALLY_GOOD)
         ):
             break
         workers *= 2
     if requested:
-        forecasts[requested] = simulate(tasks, requested)
-    shortest = min(spans[-1].end for spans in forecasts.values())
-    best = min(one for one, spans in forecasts.items() if spans[-1].end <= shortest * (1 + _EQUALLY_GOOD))
+        forecasts[requested] = makespan(tasks, requested)
+    shortest = min(forecasts.values())
+    best = min(one for one, seconds in forecasts.items() if seconds <= shortest * (1 + _EQUALLY_GOOD))
     yield ""
     yield f"{'-n':>5}{'makespan':>14}"
-    for one, spans in sorted(forecasts.items()):
-        yield f"{one:>5}{clock(spans[-1].end):>14}" + ("   best" if one == best else "")
+    for one, seconds in sorted(forecasts.items()):
+        yield f"{one:>5}{clock(seconds):>14}" + ("   best" if one == best else "")
     yield f"best: the fewest workers with a makespan within {_EQUALLY_GOOD:.0%} of the shortest"
-    path = critical_path(forecasts[requested or best], tasks)
-    longest = sorted(path, key=lambda span: (span.begin - span.end, -span.begin))[:_SHOWN]
-    more = f" (the longest {_SHOWN} of {len(path)})" if len(path) > _SHOWN else ""
-    yield ""
-    yield f"-n {requested or best}: each of these tests starts when the one before it has ended{more}:"
-    needs = {span.test: takes(tasks[span.test].need, machine) for span in longest}
-    width = max(map(len, needs.values()))
-    for span in (span for span in path if span in longest):
-        took = f"+{clock(span.end - span.begin)}"
-        yield f"{clock(span.begin):>12} {took:>12}  {needs[span.test]:<{width}}  {tasks[span.test].nodeid}"
-
-
-def takes(need: Need, machine: Machine) -> str:
-    """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
-    return ", ".join(
-        counted(count, kind) if kind in machine.resources else count_text(count, SLOTS if kind == SLOTS else "device")
-        for kind, count, _ in need
-    )
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 from pytest_accel.features.order.tasks import Task, add_load, seconds_of, size
-from pytest_accel.features.planning.forecast import unknown
 
 _ALLOWED_EXCESS = 0.02
 """Modules stay whole if the slowest part then exceeds the mean of all parts by at most this fraction."""
@@ -25,7 +24,7 @@ def partition(tasks: Sequence[Task], together: Sequence[str], parts: int, worker
     this is empty, or with the same node id are in one part. If most times are unknown, single tests are distributed by
     their number and size, since a part with several whole modules could take much longer than others.
     """
-    seconds, timed = seconds_of(tasks), 2 * unknown(tasks) <= len(tasks)
+    seconds, timed = seconds_of(tasks), 2 * sum(task.seconds is None for task in tasks) <= len(tasks)
 
     def load(before: Mapping[object, float], bundle: Sequence[int]) -> dict[object, float]:
         """Return the load `before` with that of a bundle added: the seconds for which each resource is taken.

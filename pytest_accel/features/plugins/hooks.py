@@ -46,8 +46,8 @@ MODULES = (
     Module("pytest_dependency", "restrictions:pytest_dependency"),
     Module("pytest_django.plugin", "restrictions:OwnDatabases", is_needed=True),
     Module("pytest_recording.plugin", "restrictions:pytest_recording"),
-    Module("pytest_snapshot.plugin", "snapshots:pytest_snapshot", "snapshots:Files", True),
-    Module("syrupy", "snapshots:syrupy", "snapshots:Syrupy", True),
+    Module("pytest_snapshot.plugin", "restrictions:pytest_snapshot", is_needed=True),
+    Module("syrupy", "syrupy:in_rank", "syrupy:InDriver", is_needed=True),
 )
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 

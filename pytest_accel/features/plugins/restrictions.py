@@ -57,6 +57,14 @@ def pytest_recording(config: pytest.Config) -> object:
     return ReadOnly() if config.stash[RANK].rank else None
 
 
+def pytest_snapshot(config: pytest.Config) -> None:
+    """Rank 0 updates snapshots. The other ranks do not compare meanwhile."""
+    snapshot = named("pytest_snapshot.plugin", "Snapshot")
+    for name in ("assert_match", "assert_match_dir"):
+        if config.option.snapshot_update and config.stash[RANK].rank:
+            pytest.MonkeyPatch().setattr(snapshot, name, lambda *args: None)
+
+
 class OwnDatabases:
     """pytest-django: each rank has test databases of its own."""
 

@@ -1,79 +1,73 @@
-"""The program of an agent on a machine of a cluster, a child process of the actor there.
+"""The program of the agent of a node, a child process of the node's actor, which ends with it.
 
-The agent reads the line of an `Invitation` from standard input, which is a pipe. It connects to the controller and
-serves it until the connection ends or the other end of the pipe is closed.
+The actor itself cannot be the agent: Ray kills the children of a process with it, and the agent's child is the fork
+server, which removes what is left if the agent is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import signal
 import sys
-from pathlib import Path
+from collections.abc import Container, Mapping
 
 from pytest_accel.core import log, prctl
+from pytest_accel.core.kinds import KINDS
+from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
+from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent import serve_driver
 from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.launchers.rendezvous import call
-from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
-from pytest_accel.features.ray.suite_code import suite_code
+from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages.struct_messages import decode
 
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""
+_OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
+_PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")
+"""Names and prefixes of variables that describe a machine, or a process there."""
 
 
-def run(actor: int, raylet: int) -> None:
-    """Run the agent in this process, a child of the process `actor`, whose parent is `raylet`, and exit."""
+def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, str]:
+    """Return the variables of the controller's `environ` for the ranks on a machine that sets those in `present`.
+
+    If both set a variable, the machine's value is used, except for pytest's variables (``PYTEST_*``). Masks are left
+    out, because they name the devices of one machine.
+    """
+    masks = {name for kind in KINDS.values() for name in kind.masks}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", job_secret.VARIABLE}
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name not in present or name.startswith("PYTEST_"))
+        and name not in left_out
+        and not name.startswith(_PREFIXES_OF_ONE_MACHINE)
+    }
+
+
+def run(actor: int) -> None:
+    """Run the agent in this process, a child of the process `actor`, and exit. Standard input has the `Invitation`."""
     prctl.die_with_parent(actor)
-    # Ray has the kernel kill its workers first when memory runs out, and only a privileged user can undo that.
-    with contextlib.suppress(PermissionError, FileNotFoundError):
-        Path("/proc/self/oom_score_adj").write_text(
-            Path(f"/proc/{raylet}/oom_score_adj").read_text(encoding="utf-8"), encoding="utf-8"
-        )
-    sys.exit(main())
+    sys.exit(serve(decode(sys.stdin.buffer.read(), Invitation)))
 
 
-def main() -> int:
-    """Run the agent; return its exit status."""
-    _restore_defaults()
-    try:
-        with open(0, "rb", buffering=0, closefd=False) as stdin:
-            invitation: Invitation = decode(stdin.readline(), Invitation)
-        if invitation.log is not None:
-            os.environ[log.VARIABLE] = invitation.log
-            log.start_here(f"agent of machine {invitation.machine}")
-        code = suite_code(invitation.rootdir)
-        link = _join(invitation)
-        hello = NodeHello(invitation.machine, platform.node(), code, tuple(os.environ), link.name)
-    except (ValueError, ConnectionError) as error:
-        step("ends: it %s", error)
-        print(f"accel: the agent on {platform.node()} {error}", file=sys.stderr, flush=True)
-        return 1
-    return serve_driver(link, hello, until=0)
-
-
-def _restore_defaults() -> None:
-    """Reset signal handlers, signal mask and priority, which the process that started this one may have changed."""
+def serve(invitation: Invitation) -> int:
+    """Join the session, and serve the controller until it exits; return the exit status."""
+    # Ray's processes ignore SIGCHLD, which programs inherit: this process would not learn how its children end.
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    with contextlib.suppress(OSError):  # Only root may raise the priority.
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
-def _join(invitation: Invitation) -> AgentLink:
-    """Connect to the controller; raise ConnectionError if it cannot be reached."""
+    log.start_here(f"agent of machine {invitation.machine}")
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     key = bytes.fromhex(invitation.key)
     try:
         link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller")
     except ConnectionError as error:
-        where = f"port {invitation.port} in {_JOIN_TIMEOUT:g} s"
-        raise ConnectionError(f"did not reach the controller at {where}: {error}") from None
+        step("ends: %s", error)
+        where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
+        print(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}", file=sys.stderr)
+        return 1
     assert isinstance(link, AgentLink)
-    return link
+    return serve_driver(link, NodeHello(invitation.machine, link.name))

@@ -5,25 +5,20 @@ The agents connect to a TCP port of the controller, which admits those that know
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
 from asyncio import Future, get_running_loop
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from socket import socket
 
-from pytest_accel.core import log, loop_tasks, threads
-from pytest_accel.core.kinds import KINDS
-from pytest_accel.core.launcher_env import of_a_rank
-from pytest_accel.features.launchers import job_secret
+from pytest_accel.core import loop_tasks, threads
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
-from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
-from pytest_accel.features.ray.suite_code import difference, suite_code
+from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.starter import LostPlaceError
@@ -32,69 +27,38 @@ from pytest_accel.settings.options import Settings
 _LOOPBACK = "127.0.0.1"
 
 
-_OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
-_PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")
-"""Names and prefixes of variables that describe a machine, or a process there."""
-
-
-def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, str]:
-    """Return the variables of the controller's `environ` for the ranks on a machine that sets those in `present`.
-
-    If both set a variable, the machine's value is used, except for pytest's variables (``PYTEST_*``). Masks are left
-    out, because they name the devices of one machine.
-    """
-    masks = {name for kind in KINDS.values() for name in kind.masks}
-    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", job_secret.VARIABLE}
-    return {
-        name: value
-        for name, value in environ.items()
-        if (name not in present or name.startswith("PYTEST_"))
-        and name not in left_out
-        and not name.startswith(_PREFIXES_OF_ONE_MACHINE)
-    }
-
-
 class ClusterMachines:
     """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `layout`.
 
     Its methods are called in the thread of the pool's loop.
     """
 
-    def __init__(self, settings: Settings, rootdir: str, on_lost: Callable[[int, str], None]) -> None:
-        """Agents lease the devices of their machines by `settings`.
+    def __init__(self, settings: Settings, changes: EnvironmentChanges, on_lost: Callable[[int], None]) -> None:
+        """Agents lease the devices of their machines by `settings`. `changes` are those since the helper was started.
 
-        `rootdir` is the suite's root directory: a machine whose files differ is not used.
-
-        `on_lost` is called in the loop with the number of a machine that is lost or may not join, and the reason.
+        `on_lost` is called in the loop with the number of a machine that is lost.
         """
         self.layout = Layout((RankMachine(platform.node(), "", (0,)),))
         """All machines so far."""
         self.clients: dict[int, AgentClient] = {}
         """The clients of the agents that have joined, by the number of the machine."""
         self._settings = settings
-        self._rootdir = rootdir
-        self._code = suite_code(rootdir)
         self._on_lost = on_lost
         self._joined: dict[int, Future[None]] = {}
         """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
         self._is_closing = False
-        self._changes = EnvironmentChanges()
-        self._key = secrets.token_bytes(32)
+        self._changes = changes
         self._loop = get_running_loop()
-        self._link = DriverLink(self._key, 0, self._answer, _ignore_caller)
-
-    def expect(self, name: str, address: str) -> Invitation:
-        """Add a machine, whose agent is about to be started; return what the agent needs to join.
-
-        The numbers of machines are 1, 2, ... in the order of the calls. `name` is for messages to the user. The other
-        machines reach it at `address`.
-        """
-        number = len(self.layout.machines)
-        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (number,))))
+        key = secrets.token_bytes(32)
+        self._link = DriverLink(key, 0, self._answer, _ignore_caller)
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         addresses = (*(address for _, address in own_interfaces()), _LOOPBACK)
-        variable = os.environ.get(log.VARIABLE)
-        return Invitation(number, addresses, self._link.port, self._key.hex(), self._rootdir, variable)
+        self.invitation = Invitation(addresses, self._link.port, key.hex())
+
+    def add(self, name: str, address: str) -> None:
+        """Add a machine, whose agent is being started. Its `name` is for the user; others reach it at `address`."""
+        number = len(self.layout.machines)
+        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (number,))))
 
     def joined(self, number: int) -> Future[None]:
         """Return a future that is done once the agent of a machine has joined, and fails if it cannot join."""
@@ -111,28 +75,26 @@ class ClusterMachines:
             client.end(0)
         self._link.close()
 
-    def _join(self, call: Connection, hello: NodeHello, why: str | None) -> None:
-        """Admit an agent that has connected, unless `why` says that its machine cannot be used."""
+    def _join(self, call: Connection, hello: NodeHello) -> None:
+        """Admit an agent that has connected."""
         number = hello.machine
         # An invitation is valid once.
-        if why is not None or number not in range(1, len(self.layout.machines)) or self.joined(number).done():
+        if number not in range(1, len(self.layout.machines)) or self.joined(number).done():
             call.close()
-            if why is not None:
-                self._on_lost(number, why)
             return
         self.clients[number] = AgentClient(
             call,
             self.layout.machines[number].name,
-            partial(self._post, self._agent_lost, number),
-            lambda: {**additions(os.environ, hello.variables), **self._changes()},
+            partial(self._post, self._lost, number),
+            self._changes,
             (self._link, hello.link),
             self._settings,
         )
         self.joined(number).set_result(None)
 
-    def _agent_lost(self, number: int) -> None:
-        if not self._is_closing:
-            self._on_lost(number, self.clients[number].machine_loss or "")
+    def _lost(self, number: int) -> None:
+        if not self._is_closing:  # Else the helper would kill an agent that cleans up.
+            self._on_lost(number)
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # The pool is closed.
@@ -146,17 +108,10 @@ class ClusterMachines:
         return theirs
 
     def _greet(self, call: socket) -> None:
-        """Read the greeting of an agent that has called, and compare its code, which may take some time."""
+        """Read the greeting of an agent that has called."""
         hello = read_greeting(call, NodeHello)
         if hello is not None:
-            self._post(self._join, Connection(call.detach()), hello, self._difference(hello))
-
-    def _difference(self, hello: NodeHello) -> str | None:
-        """Return how the code on the machine of an agent differs from the controller's; None if it does not."""
-        if difference(self._code, hello.code) is not None:
-            self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
-        found = difference(self._code, hello.code)
-        return None if found is None else f"the machine {hello.host} cannot run the tests in {self._rootdir}: {found}"
+            self._post(self._join, Connection(call.detach()), hello)
 
 
 def _ignore_caller() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import subprocess
 import tempfile
+from collections.abc import Mapping
 
 import psutil
 import ray
 
-from pytest_accel import __version__
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.truncation import read_end
+from pytest_accel.features.ray.cluster_agent import additions
+from pytest_accel.features.ray.ray_messages import Invitation
+from pytest_accel.features.ray.suite_code import suite_code
+from pytest_accel.messages.struct_messages import encode
 
 _TAIL = 4_000
 """Maximum number of bytes of an agent's output that are shown."""
@@ -22,30 +26,29 @@ _OF_RAY = ("RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS")
 class NodeActor:
     """An actor that represents one node: it starts the node's agent, which ends with it."""
 
-    async def run_agent(self, version: str, invitation: bytes) -> str:
+    def code(self, rootdir: str) -> dict[str, str]:
+        """Return the code with which this node would run the tests below `rootdir`."""
+        return suite_code(rootdir)
+
+    def run_agent(self, invitation: Invitation, environ: Mapping[str, str]) -> str:
         """Run the agent, and return how it ended, with the end of its output.
 
-        `version` is the controller's version of pytest-accel.
+        `environ` is the controller's environment.
         """
-        if version != __version__:
-            return f"was not started: pytest-accel {__version__} is installed there, and {version} in the session"
-        source = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()}, {os.getppid()})"
-        with tempfile.TemporaryFile() as output:
-            # The thread of the actor's event loop starts the agent, and lives as long as the actor.
-            process = await asyncio.create_subprocess_exec(
-                *python_command(source, path=None),
-                stdin=asyncio.subprocess.PIPE,
+        environment = _node_environment()
+        source = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()})"
+        with tempfile.TemporaryFile() as output:  # A pipe could stay open in processes that tests leave behind.
+            done = subprocess.run(
+                python_command(source, path=None),
+                input=encode(invitation),
                 stdout=output,
                 stderr=output,
-                env=_node_environment(),
+                env={**environment, **additions(environ, environment)},
                 start_new_session=True,
+                check=False,
             )
-            assert process.stdin is not None
-            # The pipe stays open until the actor ends.
-            process.stdin.write(invitation)
-            status = await process.wait()
             text = read_end(output.fileno(), longest=_TAIL).strip()
-        return f"exited with status {status}" + (f":\n{text}" if text else "")
+        return f"exited with status {done.returncode}" + (f":\n{text}" if text else "")
 
 
 # With Ray's default for `max_calls`, a process of Ray exits after a task that uses GPUs.

@@ -9,10 +9,10 @@ import tempfile
 from contextlib import suppress
 from socket import SHUT_RDWR
 
-from pytest_accel.core import loop_tasks
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import read_end
+from pytest_accel.features.launchers.agent_client import EnvironmentChanges
 from pytest_accel.features.ray.cluster_starter import ClusterStarter
 from pytest_accel.features.ray.ray_messages import Connected, HelperFailed
 from pytest_accel.features.ray.ray_resources import RayMachine
@@ -34,8 +34,6 @@ _CLOSE_TIMEOUT = 10.0
 
 Ray then takes everything back by itself, some seconds later.
 """
-_POLL_INTERVAL = 0.02
-"""Seconds between two looks whether the helper, which has closed the connection, has ended."""
 _TAIL = 1_000
 """Number of bytes at the end of the helper's output that are shown if it ends: the last error of Ray's native code."""
 
@@ -49,9 +47,9 @@ class RayCluster:
         `own` is this machine. `rootdir` is the suite's root directory, with the same files on all machines.
         """
         self.settings = settings
-        self.rootdir = rootdir
+        self.changes = EnvironmentChanges()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 The helper writes to it as long as it runs.
-        self._process, self.connection = self._start((settings.cluster or "").partition(":")[2] or "auto")
+        self._process, self.connection = self._start((settings.cluster or "").partition(":")[2] or "auto", rootdir)
         try:
             found = self._connect()
         except BaseException:
@@ -59,11 +57,11 @@ class RayCluster:
             raise
         self.machine = RayMachine(parse_kind(settings.accel), found.nodes, own, can_scale=found.can_scale)
 
-    def _start(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _start(self, address: str, rootdir: str) -> tuple[subprocess.Popen[bytes], Connection]:
         """Start the helper; return its process and the connection to it."""
         ours, theirs = unix_sockets.pair()
         unix_sockets.limit_writes(ours)
-        arguments = f"{theirs.fileno()}, {os.getpid()}, {address!r}"
+        arguments = f"{theirs.fileno()}, {os.getpid()}, {address!r}, {rootdir!r}"
         source = f"from pytest_accel.features.ray.ray_process import main; main({arguments})"
         with theirs:
             process = subprocess.Popen(
@@ -97,10 +95,9 @@ class RayCluster:
         """Return the starter of ranks on the nodes of the cluster."""
         return ClusterStarter(spec, here, reports, self)
 
-    async def end(self, reason: str | None) -> str:
+    def loss(self) -> str:
         """See `Cluster`."""
-        await loop_tasks.becomes_true(lambda: self._process.poll() is not None, _CLOSE_TIMEOUT, _POLL_INTERVAL)
-        return reason or f"the connection to the Ray cluster is lost: the process that held it {self._wait(0.0)}"
+        return f"the connection to the Ray cluster is lost{self._output()}"
 
     def kill(self) -> None:
         """See `Cluster`."""

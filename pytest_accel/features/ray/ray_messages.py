@@ -1,4 +1,4 @@
-"""The messages between the controller and `ray_process`, its helper process that talks to Ray."""
+"""The messages between the controller and `ray_process`, its helper process that talks to Ray, and of the agents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,34 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.ray.agent_greeting import Invitation
 from pytest_accel.features.ray.ray_resources import RayNode
+
+# To the agent of a node, and from it
+
+
+class Invitation(Struct, frozen=True, tag=True):
+    """The data that an agent needs to join the session. Any process that knows it can join instead of the agent.
+
+    The controller sends it to the helper once, which passes it on with the number of each machine.
+    """
+
+    addresses: tuple[str, ...]
+    """The addresses at which the controller may be reached."""
+    port: int
+    key: str
+    """The key of the controller's end of the connections, in hexadecimal digits."""
+    machine: int = 0
+    """The number of the agent's machine in the session."""
+
+
+class NodeHello(Struct, frozen=True):
+    """The greeting of an agent. The controller closes the connection if it does not use the machine."""
+
+    machine: int
+    """The number of the agent's machine in the session."""
+    link: str
+    """The name of the connection in the controller's link."""
+
 
 # To both
 
@@ -28,8 +54,6 @@ class RequestPlace(Struct, frozen=True, tag=True):
 
     request_id: int
     key: WorldKey
-    avoided: tuple[int, ...]
-    """The machines that must not be used."""
 
 
 class ReleasePlace(Struct, frozen=True, tag=True):
@@ -38,13 +62,7 @@ class ReleasePlace(Struct, frozen=True, tag=True):
     request_id: int
 
 
-class StartAgent(Struct, frozen=True, tag=True):
-    """Start an agent: the answer to :class:`AgentNeeded`."""
-
-    invitation: Invitation
-
-
-ToHelper = RequestPlace | ReleasePlace | StartAgent | AgentEnded
+ToHelper = Invitation | RequestPlace | ReleasePlace | AgentEnded
 
 
 # To the controller
@@ -64,8 +82,8 @@ class HelperFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
-class AgentNeeded(Struct, frozen=True, tag=True):
-    """A place is being prepared on a node that has no agent: the node becomes the next machine of the session.
+class AgentStarted(Struct, frozen=True, tag=True):
+    """An agent is started on a node, which becomes the next machine of the session.
 
     The numbers of the machines are 1, 2, ... in the order of these messages.
     """
@@ -101,4 +119,4 @@ class PlaceFailed(Struct, frozen=True, tag=True):
     """True if a node was lost meanwhile, so that another request may succeed."""
 
 
-ToController = Connected | HelperFailed | AgentNeeded | AgentEnded | PlaceReserved | PlaceWaits | PlaceFailed
+ToController = Connected | HelperFailed | AgentStarted | AgentEnded | PlaceReserved | PlaceWaits | PlaceFailed

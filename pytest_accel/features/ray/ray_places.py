@@ -5,36 +5,36 @@ Everything happens in the loop of the helper process. A request is a task, which
 
 from __future__ import annotations
 
-from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, wait, wait_for
+from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, to_thread, wait, wait_for
 from asyncio import TimeoutError as WaitTimeoutError
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from msgspec import structs
 from ray.util import accelerators
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from pytest_accel import __version__
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step
-from pytest_accel.features.ray.agent_greeting import Invitation
 from pytest_accel.features.ray.ray_actors import NodeActor, device_ids
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
-    AgentNeeded,
+    AgentStarted,
+    Invitation,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
     ReleasePlace,
     RequestPlace,
-    StartAgent,
     ToHelper,
 )
 from pytest_accel.features.ray.ray_resources import Bundles, RayNode, choose_bundles
+from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.pool.starter import LostPlaceError
 
@@ -48,7 +48,7 @@ _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (reports come every 0.1 s). A group that is requested
 earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
 _READY_TIMEOUT = 120.0
-"""Seconds in which the nodes of a place must name its devices: Ray starts processes for this."""
+"""Seconds in which the nodes of a place must answer: Ray starts processes for this."""
 _EXIT_TIMEOUT = 5.0
 """Seconds in which the agents must exit when the session ends, before they are killed."""
 
@@ -61,22 +61,29 @@ class _Agent:
     """The number of its node in the session."""
     node: RayNode
     actor: Any
-    run: Task[None] | None = None
-    """The task that waits for the agent's end; None until the agent is started."""
 
 
 class Places:
     """The places of a session, and the agents on their nodes."""
 
-    def __init__(self, send: Callable[[object], None], *, can_scale: bool) -> None:
-        """`send` sends a message to the controller. `can_scale` is True if an autoscaler can add nodes."""
+    def __init__(
+        self, send: Callable[[object], None], rootdir: str, environ: Mapping[str, str], *, can_scale: bool
+    ) -> None:
+        """`send` sends a message to the controller. `can_scale` is True if an autoscaler can add nodes.
+
+        `rootdir` is the suite's root directory: a node whose files differ is not used. `environ` is the controller's
+        environment.
+        """
         self._send = send
+        self._rootdir, self._environ = rootdir, environ
         self._can_scale = can_scale
+        self._invitation: Invitation | None = None
         self._tasks: dict[int, Task[None]] = {}
         """The requests and the places, by the id of the request."""
         self._agents: dict[int, _Agent] = {}
         """The agents, by the number of their machine."""
-        self._last_machine = 0
+        self._runs: list[Task[None]] = []
+        """The task of each agent so far."""
         self._waiting: set[Future[Any]] = set()
         """Futures that are done when Ray has created a request's group, and cancelled when resources are released."""
         self._settled = 0.0
@@ -91,10 +98,8 @@ class Places:
             case ReleasePlace(request_id):
                 if (task := self._tasks.pop(request_id, None)) is not None:
                     task.cancel()
-            case StartAgent(invitation):
-                if (agent := self._agents.get(invitation.machine)) is not None:
-                    step("starts the agent of machine %d", agent.machine)
-                    agent.run = loop_tasks.start(self._run(agent, invitation))
+            case Invitation():
+                self._invitation = message
             case AgentEnded(machine, reason):
                 self._lose(machine, reason)
 
@@ -104,8 +109,7 @@ class Places:
         for task in self._tasks.values():
             task.cancel()
         # The controller has told the agents to exit. An agent that dies with its actor leaves its folder behind.
-        runs = [agent.run for agent in self._agents.values() if agent.run is not None]
-        await wait([*runs, *self._tasks.values(), self._watch], timeout=_EXIT_TIMEOUT)
+        await wait([*self._runs, *self._tasks.values(), self._watch], timeout=_EXIT_TIMEOUT)
         for machine in list(self._agents):
             self._lose(machine, "the session ends")
 
@@ -140,15 +144,27 @@ class Places:
                 return agent
         strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
         actor = ray.remote(num_cpus=0, max_restarts=0)(NodeActor).options(scheduling_strategy=strategy).remote()
-        self._last_machine += 1
-        agent = self._agents[self._last_machine] = _Agent(self._last_machine, node, actor)
-        self._send(AgentNeeded(node.name, node.address))
+        machine = len(self._runs) + 1
+        agent = self._agents[machine] = _Agent(machine, node, actor)
+        self._send(AgentStarted(node.name, node.address))
+        self._runs.append(loop_tasks.start(self._run(agent)))
         return agent
 
-    async def _run(self, agent: _Agent, invitation: Invitation) -> None:
-        """Run an agent until it ends."""
+    async def _run(self, agent: _Agent) -> None:
+        """Run an agent until it ends, unless the code of its node differs from the controller's."""
+        assert self._invitation is not None
         try:
-            end = await agent.actor.run_agent.remote(__version__, invitation.line())
+            there = await wait_for(agent.actor.code.remote(self._rootdir), _READY_TIMEOUT)
+            # Tests may have created files, so this does not remember the code.
+            if (found := difference(await to_thread(suite_code, self._rootdir), there)) is not None:
+                why = f"the machine {agent.node.name} cannot run the tests in {self._rootdir}: {found}"
+                self._lose(agent.machine, why)
+                return
+            step("starts the agent of machine %d", agent.machine)
+            invitation = structs.replace(self._invitation, machine=agent.machine)
+            end = await agent.actor.run_agent.remote(invitation, self._environ)
+        except WaitTimeoutError:
+            end = f"was not started by Ray in {_READY_TIMEOUT:g} s"
         except ray.exceptions.RayError as error:
             end = f"could not be run by Ray: {error}"
         self._lose(agent.machine, f"the agent on {agent.node.name} {end}")
@@ -189,11 +205,9 @@ class Places:
 
     def _choose(self, request: RequestPlace) -> Bundles:
         """Return the bundles for a request; raise PlaceError if the cluster cannot hold them."""
-        avoided = [agent.node.id for agent in self._agents.values() if agent.machine in request.avoided]
-        bundles = choose_bundles(request.key, tuple(self.nodes.values()), _MODELS, avoided)
+        bundles = choose_bundles(request.key, tuple(self.nodes.values()), _MODELS)
         shortage = bundles.shortage(self.nodes.values())
-        # An autoscaler might add one unfit node after the other.
-        if shortage is not None and (bundles.avoided or not self._can_scale):
+        if shortage is not None and not self._can_scale:
             raise PlaceError(shortage)
         return bundles
 

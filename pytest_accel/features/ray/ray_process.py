@@ -34,18 +34,19 @@ _SETTINGS = {
 }
 
 
-def main(descriptor: int, parent: int, address: str) -> None:
+def main(descriptor: int, parent: int, address: str, rootdir: str) -> None:
     """Serve the controller, the process `parent`, over the connection with this `descriptor`.
 
-    `address` is the cluster's: ``HOST:PORT``, or ``auto`` for the cluster of this machine.
+    `address` is the cluster's: ``HOST:PORT``, or ``auto`` for the cluster of this machine. `rootdir` is the suite's.
     """
     prctl.die_with_parent(parent)
     log.start_here("Ray client")
-    asyncio.run(_serve(socket.socket(fileno=descriptor), address))
+    asyncio.run(_serve(socket.socket(fileno=descriptor), address, rootdir))
 
 
-async def _serve(connection: socket.socket, address: str) -> None:
+async def _serve(connection: socket.socket, address: str, rootdir: str) -> None:
     """Handle messages until the controller closes the connection."""
+    environ = dict(os.environ)  # Ray changes it.
     reader, writer = await asyncio.open_connection(sock=connection)
 
     def send(message: object) -> None:
@@ -63,7 +64,7 @@ async def _serve(connection: socket.socket, address: str) -> None:
         from pytest_accel.features.ray.ray_places import Places
 
         can_scale = _can_scale(ray)
-        places = Places(send, can_scale=can_scale)
+        places = Places(send, rootdir, environ, can_scale=can_scale)
         send(Connected(tuple(places.nodes.values()), can_scale))
         step("is connected; the cluster has %d machines", len(places.nodes))
         try:

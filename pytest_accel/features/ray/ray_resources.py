@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -36,8 +36,6 @@ RESOURCES = {
 """
 TYPE_LABEL = "ray.io/accelerator-type"
 """Label of a node with the model of its accelerators, as ``H100``; Ray sets it on nodes with accelerators."""
-NODE_LABEL = "ray.io/node-id"
-"""Label of each node with its id."""
 _STEPS = 10_000
 """Ray counts resources in steps of 1/10000."""
 
@@ -67,8 +65,6 @@ class Bundles:
     """Amount of the resource in each bundle."""
     models: tuple[str, ...] = ()
     """Values of `TYPE_LABEL` that are allowed; empty: any."""
-    avoided: frozenset[str] = frozenset()
-    """Ids of the nodes that must not be used."""
 
     @property
     def text(self) -> str:
@@ -80,19 +76,14 @@ class Bundles:
     @property
     def labels(self) -> dict[str, str]:
         """The labels that nodes must have, as Ray's selectors."""
-        labels = {TYPE_LABEL: f"in({','.join(self.models)})"} if self.models else {}
-        if self.avoided:
-            labels[NODE_LABEL] = f"!in({','.join(sorted(self.avoided))})"
-        return labels
+        return {TYPE_LABEL: f"in({','.join(self.models)})"} if self.models else {}
 
     def shortage(self, nodes: Iterable[RayNode]) -> str | None:
         """Return why `nodes`, if nothing else used them, cannot hold the bundles; None if they can."""
         usable = [
             (node.resources[self.resource], node.name)
             for node in nodes
-            if node.id not in self.avoided
-            and node.resources.get(self.resource)
-            and (not self.models or node.labels.get(TYPE_LABEL) in self.models)
+            if node.resources.get(self.resource) and (not self.models or node.labels.get(TYPE_LABEL) in self.models)
         ]
         largest = sorted(usable, reverse=True)[: len(self.amounts)]
         amounts = sorted(self.amounts, reverse=True)
@@ -101,13 +92,11 @@ class Bundles:
         ):
             return None
         there = ", ".join(f"{name} with {size:g}" for size, name in largest) or "none"
-        return f"needs {self.text}; the largest {'others' if self.avoided else 'nodes'} of the Ray cluster: {there}"
+        return f"needs {self.text}; the largest nodes of the Ray cluster: {there}"
 
 
-def choose_bundles(
-    key: WorldKey, nodes: Sequence[RayNode], models: Iterable[str] = (), avoided: Collection[str] = ()
-) -> Bundles:
-    """Return the bundles for a world of `key` on a cluster with `nodes`; nodes in `avoided` must not be used.
+def choose_bundles(key: WorldKey, nodes: Sequence[RayNode], models: Iterable[str] = ()) -> Bundles:
+    """Return the bundles for a world of `key` on a cluster with `nodes`.
 
     There are as few bundles as possible: more than `key.machines` only if no node is large enough. If no number of
     bundles fits, `key.machines` bundles are returned. `models` has the values of `TYPE_LABEL` that Ray knows, since an
@@ -123,7 +112,7 @@ def choose_bundles(
         each, rest = divmod(key.ranks, count)
         ranks = tuple(each + (number < rest) for number in range(count))
         amounts = tuple(_amount(key, resource, one) for one in ranks)
-        return Bundles(resource, ranks, amounts, allowed, frozenset(avoided))
+        return Bundles(resource, ranks, amounts, allowed)
 
     most = min(key.ranks, len(nodes)) if key.grouped else key.machines
     found = map(divide, range(key.machines, most + 1))

@@ -24,8 +24,8 @@ _MAKERS = {
 
 def check_report(path: str | None) -> None:
     """Raise :class:`RecordError` if a page cannot be made, or not be written to `path`."""
-    if find_spec("bokeh") is None:
-        raise RecordError("Bokeh is not installed: pip install 'pytest-accel[report]'")
+    if find_spec("jinja2") is None:
+        raise RecordError("Jinja2 is not installed: pip install 'pytest-accel[report]'")
     try:
         if path is not None:
             whole_file.check_folder(path)

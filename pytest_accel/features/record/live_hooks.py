@@ -1,7 +1,7 @@
 """The present state of a session for the person at the terminal. Registered in the controller if tests have marks.
 
 `SIGUSR1` shows the running tests, the places of their ranks, and the waiting tests. So does Ctrl-T on systems where it
-sends `SIGINFO`. At a terminal, a status line shows the same in short while pytest writes nothing.
+sends `SIGINFO`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from os import environ
+from os import close, dup, write
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from signal import SIG_DFL, getsignal
 from signal import signal as set_handler
 from threading import current_thread, main_thread
@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import is_subtest
+from pytest_accel.compat.pytest_shims import is_subtest, terminal_file
 from pytest_accel.compat.xdist_shims import worker_of_starting_test
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
 from pytest_accel.features.record.pool_snapshot import PoolSnapshot, Progress, progress, snapshot
-from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
 
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
 
 _SIGNALS: list[int] = [getattr(signal, name) for name in ("SIGUSR1", "SIGINFO") if hasattr(signal, name)]
-QUIET = 2.0
-"""Seconds without output after which the status line is shown: pytest's own progress is enough until then."""
-REFRESH = 1.0
-"""Seconds between two looks at the state for the status line."""
 _PLUGIN = "accel-live"
 """Name of the plugin with the hooks."""
 
@@ -46,15 +41,15 @@ _PLUGIN = "accel-live"
 def register(session: AccelSession) -> None:
     """Register the hooks, unless that has been done. Call this in the controller, while nothing is captured.
 
-    No-op without a terminal reporter, if the output has no file descriptor, if no thread can be started, or if a
-    function that the suite has replaced raises.
+    No-op without a terminal reporter, if the output has no file descriptor (that of xdist's ``--looponfail`` has none),
+    if no thread can be started, or if a function that the suite has replaced raises.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
         try:
-            with suppress(OSError, threads.NoThreadError):
-                terminal = TerminalFile(session.config, has_status=_can_have_status(session.config))
-                plugins.register(LiveHooks(session, terminal), _PLUGIN)
+            with suppress(AttributeError, OSError, threads.NoThreadError):
+                descriptor = dup(terminal_file(session.config)[0].fileno())
+                plugins.register(LiveHooks(session, descriptor), _PLUGIN)
         except Exception as error:
             # A conftest may have replaced a function of the standard library by a function that raises.
             if raised_in_suite(error) is None:
@@ -64,10 +59,11 @@ def register(session: AccelSession) -> None:
 class LiveHooks:
     """Follows the tests, and shows the state of the session from a thread of its own."""
 
-    def __init__(self, session: AccelSession, terminal: TerminalFile) -> None:
+    def __init__(self, session: AccelSession, descriptor: int) -> None:
+        """`descriptor` is a copy of the terminal's, which is closed at the end."""
         self._session = session
         self._worker = worker_of_starting_test(session.config)
-        self._terminal = terminal
+        self._descriptor = descriptor
         self._running: dict[str, tuple[str, float, str]] = {}
         """By worker: its test, the begin of the test, and the phase. Without xdist, the only name is empty."""
         self._worker_of: dict[str, str] = {}
@@ -78,7 +74,7 @@ class LiveHooks:
         try:
             self._thread = threads.start(self._run, "accel-live")
         except threads.NoThreadError:
-            terminal.remove()
+            close(descriptor)
             raise
         in_main = current_thread() is main_thread()
         self._signals = [number for number in _SIGNALS if in_main and _is_free(number)]
@@ -100,10 +96,6 @@ class LiveHooks:
         if report.when not in ("setup", "call"):
             del self._running[worker]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_enter_pdb(self) -> None:
-        self._terminal.end_status()
-
     def pytest_unconfigure(self) -> None:
         self.pytest_sessionfinish()  # The session may have ended before it started any test.
 
@@ -116,22 +108,26 @@ class LiveHooks:
                     set_handler(number, SIG_DFL)
             self._requests.put(False)
             threads.end(self._thread)
-            self._terminal.remove()
+            close(self._descriptor)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._requests.put(True)
 
     def _run(self) -> None:
-        wanted = True
-        while wanted:
-            try:
-                wanted = self._requests.get(timeout=REFRESH if self._terminal.has_status else None)
-                if wanted:
-                    self._terminal.write_lines(self._report())
-            except Empty:
-                if monotonic() - self._terminal.written_at >= QUIET:
-                    pool = self._session.pool
-                    self._terminal.show_status(_headline(self._running, pool.call(snapshot, pool)))
+        while self._requests.get():
+            self._write(self._report())
+
+    def _write(self, lines: list[str]) -> None:
+        """Write lines below the unfinished line of pytest, and repeat that below them.
+
+        This bypasses pytest's capturing, which another thread must not suspend.
+        """
+        file, unfinished = terminal_file(self._session.config)
+        text = "".join(["\n" if unfinished else "", *(f"{line}\n" for line in lines), unfinished])
+        data = text.encode(file.encoding, "backslashreplace")
+        with suppress(OSError):  # The terminal is closed, which pytest notices by itself.
+            while data:
+                data = data[write(self._descriptor, data) :]
 
     def _report(self) -> list[str]:
         """Return the lines about the running and the waiting tests. This may take seconds."""
@@ -157,19 +153,6 @@ class LiveHooks:
 def _headline(running: Mapping[str, object], state: PoolSnapshot) -> str:
     used = [f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else []
     return f"accel: {', '.join((f'{len(running)} running', f'{len(state.waiting)} waiting', *used))}"
-
-
-def _can_have_status(config: pytest.Config) -> bool:
-    """Return whether the output goes to a person at a terminal, and neither tests nor another reporter write to it."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return (
-        type(reporter) is pytest.TerminalReporter
-        and bool(reporter.isatty)  # A method that is also a truth value; only a method before pytest 9.
-        and environ.get("TERM", "") not in ("", "dumb")
-        and "CI" not in environ
-        and config.get_verbosity() > -2
-        and getattr(config.option, "capture", "no") != "no"
-    )
 
 
 def _is_free(number: int) -> bool:

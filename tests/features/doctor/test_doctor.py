@@ -7,20 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from pytest_accel import reserved_port
 from pytest_accel.core import launcher_env
 from pytest_accel.features.doctor.checks import _nvidia_cards, try_forks
 from pytest_accel.leases.shared_folder import VARIABLE
-from tests.features.launchers.machines import NAMES, machines
 from tests.session_server import WITHOUT_TORCH
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKS = ["devices", "torch", "masks", "forks", "locks", "launcher", "network"]
+CHECKS = ["devices", "torch", "masks", "forks", "locks", "launcher"]
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "0",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -33,7 +30,7 @@ QUICK = {"PYTEST_ACCEL_PRELOAD": "not_there", "PYTHONPATH": WITHOUT_TORCH}
 Findings = dict[str, list[tuple[str, str, str]]]
 
 
-def run(*arguments: str, program: Sequence[str] = (), **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the doctor without the inherited masks and variables of launchers."""
     hidden = launcher_env.variables_here(os.environ)
     inherited = {
@@ -42,7 +39,7 @@ def run(*arguments: str, program: Sequence[str] = (), **environ: str) -> subproc
         if not name.endswith("_VISIBLE_DEVICES") and name not in hidden
     }
     return subprocess.run(
-        [*program, sys.executable, "-m", "pytest_accel", "doctor", *arguments],
+        [sys.executable, "-m", "pytest_accel", "doctor", *arguments],
         cwd=ROOT,
         env={**inherited, **environ},
         capture_output=True,
@@ -101,8 +98,6 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         PYTHONPATH=str(tmp_path),
         SIM_VISIBLE_DEVICES="7",
         **MPIRUN,
-        MASTER_ADDR="127.0.1.1",
-        MASTER_PORT="29511",
     )
     found = findings_of(done)
     assert [result[:2] for result in found["locks"] + found["forks"] + found["masks"]] == [
@@ -111,8 +106,6 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         ("problem", "SIM_VISIBLE_DEVICES='7' leaves none of 2 (sim)"),
     ]
     assert [result[:2] for result in found["launcher"]] == [("ok", "rank 0 of 2 under mpirun, 1 on this machine")]
-    meeting = "127.0.1.1 is loopback, at which other machines reach themselves"
-    assert found["network"][0][:2] == ("problem", f"MASTER_ADDR='127.0.1.1' MASTER_PORT='29511': {meeting}")
     toy, twin = ((state, what) for state, what, _ in found["devices"] if what.startswith("kind "))
     assert (toy[0], twin[0]) == ("note", "note")
     assert "kind 'toy' of broken 1.0 cannot be loaded: ModuleNotFoundError" in toy[1]
@@ -129,22 +122,6 @@ def test_variables_that_show_no_launcher_are_named() -> None:
         ((state, what, advice),) = findings_of(done)["launcher"]
         assert text in f"{what} {advice}"
         assert state == "note"
-
-
-def test_the_address_where_processes_meet_is_tried(tmp_path: Path) -> None:
-    with machines(tmp_path) as two, reserved_port.hold() as held:
-        for number, address, expected in (
-            (1, NAMES[0], ("note", "the machine can be reached, and nothing listens there")),
-            (1, "10.78.0.1", ("problem", "cannot be reached: Network is unreachable")),
-            (1, "a name with spaces", ("problem", "cannot be reached: Name or service not known")),
-            (0, NAMES[0], ("ok", "this machine, and the port is free")),
-            (0, NAMES[1], ("problem", "cannot be used by rank 0: Cannot assign requested address")),
-        ):
-            variables = {**MPIRUN, **QUICK, "OMPI_COMM_WORLD_RANK": str(number)}
-            variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(held.getsockname()[1])}
-            done = run("--json", "--accel=none", program=two.on(number), **variables)
-            ((state, what, _),) = findings_of(done)["network"]
-            assert (state, what.partition(": ")[2].partition(" (")[0]) == expected
 
 
 def test_a_probe_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from benchmarks.makespan import MIXES, accel_scheduler, lower_bound, ratios
 from benchmarks.virtual import Test, UniformMachine, Worker
 from pytest_accel.features.order.scheduler import RunOrder
 from pytest_accel.features.order.tasks import Task
-from pytest_accel.features.planning.forecast import simulate
 
 
 class CrashingMachine(UniformMachine):
@@ -118,11 +117,16 @@ def test_the_largest_then_longest_test_that_fits_is_first_and_then_one_without_a
 
 def test_each_worker_stays_with_one_module_while_there_are_others() -> None:
     tests = [Test(1.0, 1, module=module) for module in range(3) for _ in range(6)]
-    modules: dict[int, list[int]] = {}
-    for span in sorted(simulate(_tasks(tests), 2), key=lambda span: span.begin):
-        seen = modules.setdefault(span.worker, [])
-        if seen[-1:] != [tests[span.test].module]:
-            seen.append(tests[span.test].module)
+    order = RunOrder(_tasks(tests), 2)
+    order.idle += "ba"
+    modules: dict[str, list[int]] = {}
+    while started := list(order.started()):
+        for worker, index in started:
+            seen = modules.setdefault(worker, [])
+            if seen[-1:] != [tests[index].module]:
+                seen.append(tests[index].module)
+            order.end(worker)
+            order.idle.append(worker)
     assert sum(map(len, modules.values())) <= 4
 
 

@@ -66,7 +66,7 @@ def test_an_unknown_release_is_one_warning_or_fails_if_all_ranks_would_write(pai
         "test_it.py", "import pytest\n@pytest.mark.distributed(2)\ndef test_it(snapshot): assert 1 == snapshot\n"
     )
     used_by_ranks, used_by_driver = (
-        "pytest_snapshot.plugin:Snapshot._snapshot_path",
+        "pytest_snapshot.plugin:Snapshot.assert_match_dir",
         "syrupy.session:SnapshotSession.ran_item",
     )
     for name, used in (("snapshot", used_by_ranks), ("syrupy", used_by_driver)):

@@ -9,18 +9,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from pytest_accel.features.launchers.agent_client import EnvironmentChanges
 from pytest_accel.features.ray.cluster_starter import ClusterStarter
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
-    AgentNeeded,
+    AgentStarted,
+    Invitation,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
     ReleasePlace,
     RequestPlace,
-    StartAgent,
     ToHelper,
 )
 from pytest_accel.messages import unix_sockets
@@ -53,7 +54,7 @@ class TableCluster:
     def __init__(self, settings: Settings, environments: Mapping[int, Mapping[str, str]] | None = None) -> None:
         """`environments` has variables for the agents of some nodes."""
         self.settings = settings
-        self.rootdir = ""
+        self.changes = EnvironmentChanges()
         ours, helper = unix_sockets.pair()
         self.connection, self._helper = Connection(ours.detach()), Connection(helper.detach())
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -65,6 +66,7 @@ class TableCluster:
         self.lost: list[AgentEnded] = []
         """The ends of agents that the session has noticed."""
         self._environments = environments or {}
+        self._invitation: Invitation | None = None
         self._free: dict[int, _Free] = {}
         self._lock = threading.RLock()
         self._waiting: list[RequestPlace] = []
@@ -74,8 +76,8 @@ class TableCluster:
         self._starter = ClusterStarter(spec, here, reports, self)
         return self._starter
 
-    async def end(self, reason: str | None) -> str:
-        return reason or "the fake helper has ended"
+    def loss(self) -> str:
+        return "the fake helper has ended"
 
     def kill(self) -> None:
         self._helper.close()
@@ -88,7 +90,11 @@ class TableCluster:
     def add(self, devices: list[str]) -> None:
         """Add a node with `devices`, start its agent, and wait until that has joined."""
         number = len(self.processes) + 1
-        self._send(AgentNeeded(f"node-{number}", "127.0.0.1"))
+        self._send(AgentStarted(f"node-{number}", "127.0.0.1"))
+        eventually("the invitation", lambda: self._invitation)
+        assert self._invitation is not None
+        invitation = structs.replace(self._invitation, machine=number)
+        self.processes.append(start_agent(invitation, self._environments.get(number, {})))
         eventually("the agent to join", lambda: number in self._starter.on_cluster.clients)
         with self._lock:
             self._free[number] = _Free(devices)
@@ -112,15 +118,14 @@ class TableCluster:
 
     def _handle(self, message: ToHelper) -> None:
         with self._lock:
-            if isinstance(message, StartAgent):
-                environment = self._environments.get(message.invitation.machine, {})
-                self.processes.append(start_agent(message.invitation.line(), environment))
+            if isinstance(message, Invitation):
+                self._invitation = message
             elif isinstance(message, AgentEnded):
                 self.lost.append(message)
                 self.lose(message.machine)
             elif isinstance(message, ReleasePlace):
                 self._release(message.request_id)
-            elif len(self._free.keys() - set(message.avoided)) < message.key.machines:
+            elif len(self._free) < message.key.machines:
                 self._send(PlaceFailed(message.request_id, "there is no other node", False))
             else:
                 self._waiting.append(message)
@@ -155,8 +160,6 @@ class TableCluster:
         devices: dict[int, tuple[str, ...]] = {}
         for node, free in self._free.items():
             count = min(ranks_per_node, key.ranks - len(nodes))
-            if node in request.avoided:
-                continue
             if count and free.ranks >= count and len(free.devices) >= count * per_rank:
                 nodes += [node] * count
                 if per_rank:
@@ -170,25 +173,20 @@ class TableCluster:
         return PlaceReserved(request.request_id, tuple(nodes), devices)
 
 
-def start_agent(invitation: bytes, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an agent, send it the line `invitation` on its standard input, and return its process.
+def start_agent(invitation: Invitation, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start an agent, and return its process.
 
-    Standard input stays open. The process ignores SIGCHLD before it becomes the agent with ``exec``, as the workers of
-    some clusters do: the agent inherits this.
+    The process ignores SIGCHLD before it becomes the agent with ``exec``, as the workers of Ray do.
     """
-    source = (
+    ignore = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     )
-    program = [
-        sys.executable,
-        "-c",
-        "import sys; from pytest_accel.features.ray.cluster_agent import main; sys.exit(main())",
-    ]
-    command = [sys.executable, "-c", source, *program]
+    agent = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()})"
+    command = [sys.executable, "-c", ignore, sys.executable, "-c", agent]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, **environment}
     )
     assert process.stdin is not None
-    process.stdin.write(invitation)
-    process.stdin.flush()
+    with process.stdin:
+        process.stdin.write(encode(invitation))
     return process

@@ -146,9 +146,6 @@ def test_worlds_span_nodes_and_two_sessions_never_share_a_device(
             assert "OMP_NUM_THREADS" not in os.environ
             assert not [name for name in os.environ if name.startswith(("RAY_JOB", "RAY_RAYLET", "RAY_LD", "LD_PRE"))]
             assert os.environ.get("PYTHONBREAKPOINT") != "ray.util.rpdb.set_trace"
-            if os.geteuid() == 0:
-                assert os.getpriority(os.PRIO_PROCESS, 0) == 0
-                assert int(Path("/proc/self/oom_score_adj").read_text()) < 1000
 
 
         @pytest.mark.parametrize("number", range(3))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
+from pytest_accel.features.ray.cluster_agent import additions
 from pytest_accel.features.ray.suite_code import difference, suite_code
-from pytest_accel.settings.options import Settings
-from tests.features.ray.table_cluster import start_agent
 
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0"}
 HERE = {**VERSIONS, "a.py": "1", "b.py": "2"}
@@ -47,27 +43,6 @@ def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path:
 )
 def test_difference_names_files_and_versions(there: dict[str, str], text: str) -> None:
     assert difference(HERE, there) == text
-
-
-def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
-    own, other = tmp_path / "own", tmp_path / "other"
-    for folder, text in ((own, "1"), (other, "2")):
-        folder.mkdir()
-        (folder / "test_it.py").write_text(text)
-
-    async def start() -> None:
-        lost: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
-        machines = ClusterMachines(Settings(), str(own), lambda *loss: lost.put_nowait(loss))
-        invitation = machines.expect("far", "127.0.0.1")
-        agent = start_agent(replace(invitation, rootdir=str(other)).line(), {})
-        text = f"cannot run the tests in {own}: it has other code: test_it.py"
-        assert (await asyncio.wait_for(lost.get(), 60))[1].endswith(text)
-        assert agent.wait(60) == 1
-        machines.close()
-        assert agent.stdin is not None
-        agent.stdin.close()
-
-    asyncio.run(start())
 
 
 def test_ranks_get_the_variables_that_their_node_does_not_set() -> None:

@@ -1,18 +1,12 @@
-"""Tests of what a session shows while it runs: the report on a signal, and the status line of a terminal."""
+"""Tests of what a session shows while it runs: the report on a signal."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import select
 import signal
-import struct
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyte
 import pytest
 
 from tests.background_suite import BackgroundSession, BackgroundSuite
@@ -139,137 +133,14 @@ def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(s
     assert "accel: 1 running" not in run.text
 
 
-_ERASE = b"\x1b[K"
-"""The control sequence that erases a line. It is sent with each status line."""
-_ROWS = 12
-"""Rows of the screen: fewer than a session writes, so that the status line makes it scroll."""
-_STATUS_AT_ONCE = """
-from pytest_accel.features.record import live_hooks
-
-live_hooks.QUIET = 0.0
-live_hooks.REFRESH = 0.05
-"""
-_STATUS_NEVER = """
-from pytest_accel.features.record import live_hooks
-
-live_hooks.QUIET = 1e9
-"""
-_MANY_TESTS = """
-import pytest
-
-@pytest.mark.parametrize("number", range(30))
-def test_before(number): pass
-
-@pytest.mark.devices(3)
-def test_ranks(wait_for): wait_for("go")
-
-@pytest.mark.parametrize("text", ["x" * 150, "ümläut 漢字", "short"])
-def test_plain(text, wait_for): wait_for("plain")
-
-@pytest.mark.parametrize("number", range(3))
-def test_fails(number, wait_for):
-    wait_for("fails")
-    assert number == 1
-"""
-
-
-_VARYING = re.compile(r"=+ (?=\d+ (?:failed|passed))| in \d+\.\d+s.*|0x[0-9a-f]+")
-"""Text that differs between equal sessions: addresses, durations, and the `=` that fill the line of a duration."""
-
-
-class Screen:
-    """A session at an emulated terminal, and the contents of this terminal."""
-
-    def __init__(self, suite: BackgroundSuite, *args: str, term: str = "xterm") -> None:
-        self._ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, 80, 0, 0))
-        environment = {"COLUMNS": "80", "TERM": term}
-        self.session = suite.start(*args, environment=environment, terminal=theirs)
-        os.close(theirs)
-        self._screen = pyte.HistoryScreen(80, _ROWS, history=10_000, ratio=0.5)
-        self._stream = pyte.ByteStream(self._screen)
-        self.output = b""
-        """All that the session has written, with control sequences."""
-        self.ended = False
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines of the screen."""
-        return [line.rstrip() for line in self._screen.display]
-
-    def text(self) -> str:
-        """Return all lines, including those that have left the screen, without the text that `_VARYING` matches."""
-        above = ["".join(row[column].data for column in range(80)).rstrip() for row in self._screen.history.top]
-        return _VARYING.sub("", "\n".join([*above, *self.lines]).rstrip())
-
-    def wait_for(self, pattern: str) -> str:
-        """Wait until a line of the screen matches `pattern`, and return it."""
-        limit = Deadline(TIMEOUT)
-        while (found := next((line for line in self.lines if re.search(pattern, line)), None)) is None:
-            if limit.expired or self.ended:
-                pytest.fail(f"no {pattern} in\n{self.text()}", pytrace=False)
-            self._read()
-        return found
-
-    def finish(self) -> str:
-        """Wait for the end of the session, and return :meth:`text`."""
-        limit = Deadline(TIMEOUT)
-        while not self.ended:
-            assert not limit.expired, self.text()
-            self._read()
-        os.close(self._ours)
-        self.session.process.wait()
-        return self.text()
-
-    def _read(self) -> None:
-        if select.select([self._ours], [], [], 1.0)[0]:
-            try:
-                written = os.read(self._ours, 65536)
-            except OSError:  # No process has the terminal open any more.
-                self.ended = True
-            else:
-                self.output += written
-                self._stream.feed(written)
-
-
-@pytest.mark.long(except_for="dots")
-@pytest.mark.parametrize(
-    "args",
-    [(), ("-n1", "-v", "--color=yes", "-rA", "-o", "log_cli=true")],
-    ids=["dots", "verbose"],
-)
-def test_the_final_output_is_the_same_with_and_without_status_line(
-    suite: BackgroundSuite, args: tuple[str, ...]
-) -> None:
+def test_the_unfinished_line_of_pytest_is_repeated_below_the_report(suite: BackgroundSuite) -> None:
     suite.without_torch()
-    suite.write("test_it.py", _MANY_TESTS)
-    args = args if "-v" in args else ("-q", *args)  # The suite adds -v.
-    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
-    screen = Screen(suite, *args)
-    for name, running in (("go", "3 of 4"), ("plain", "0 of 4"), ("fails", "0 of 4")):
-        screen.wait_for(rf"^accel: 1 running, 0 waiting, {running} devices in use$")
-        touch(suite, name)
-    output = screen.finish()
-
-    suite.write("conftest.py", _WAIT + _STATUS_NEVER)
-    assert output == Screen(suite, *args).finish()
-    assert " running, " not in output
-    assert _ERASE in screen.output
-    assert "2 failed, 35 passed" in output
-
-
-@pytest.mark.parametrize(("args", "term"), [(("-s",), "xterm"), (("--no-header", "-n1"), "")])
-def test_some_sessions_have_no_status_line(suite: BackgroundSuite, args: tuple[str, ...], term: str) -> None:
-    suite.without_torch()
-    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write("test_it.py", _OTHERS)
-    screen = Screen(suite, "-k", "three", *args, term=term)
+    session = suite.start("-k", "three")
     suite.read("at-three")
-    # The report is written by the thread that would have written the status line.
-    screen.session.process.send_signal(signal.SIGUSR1)
-    screen.wait_for("^accel: 1 running")
+    expect_report(session, "accel: 1 running, 0 waiting, 3 of 4 devices in use", r"  test_it\.py::test_three .*")
     touch(suite, "three")
-    assert screen.finish().count("accel: ") == 1 + ("sim, 4 devices" in screen.text())
-    # The unfinished line is repeated below the report, and pytest finishes it.
-    assert ("test_it.py::test_three PASSED" in screen.text()) is ("-s" in args)
-    assert _ERASE not in screen.output
+    assert session.process.stdout is not None
+    text = session.process.stdout.read()
+    session.process.wait()
+    assert text.startswith("test_it.py::test_three PASSED"), text
