@@ -40,7 +40,7 @@ class HarnessInRank:
         self.context = context
         self._identity = rank_environment.identity(context.spec, context.rank, port=0).keys()
         """Names of the variables that identify the rank. torch passes the rank to the test case only."""
-        self.original = dict(os.environ)
+        self.original, self.exchange = dict(os.environ), Gathering(context, "adopted")
         self._harness: Any = None
 
     def _replace_functions(self) -> None:
@@ -121,14 +121,13 @@ class _Child:
     def __init__(self, harness: HarnessInRank, size: Any, file_name: str, environment: dict[str, str]) -> None:
         """Get rank 0's `file_name`, and from its `environment` what differs from the environment of its process."""
         __tracebackhide__ = True
-        self.context, ranks = harness.context, harness.context.spec.ranks
+        self._harness, ranks = harness, harness.context.spec.ranks
         assert int(size) == ranks, f"the test case's world_size is {size}, its world has {ranks}"
         # Not the whole environment, which may have secrets: others can read the store.
         changes = {name: value for name, value in environment.items() if harness.original.get(name) != value}
-        self._exchange = Gathering(self.context, "adopted")
-        self.file_name, changes = json.loads(self._exchange(json.dumps([file_name, changes]).encode())[0])
+        self.file_name, changes = json.loads(harness.exchange(json.dumps([file_name, changes]).encode())[0])
         self._environment = {**environment, **changes}
-        flight_recorder.start(self.context)
+        flight_recorder.start(harness.context)
 
     def run(self, function: Callable[..., object], *args: object, **options: object) -> None:
         """Call a function of torch's child process; raise a skip or an error for its exit status."""
@@ -156,9 +155,9 @@ class _Child:
 
         __tracebackhide__ = True
         if not waits:
-            self._exchange.put(b"")
+            self._harness.exchange.put(b"")
             return
-        self._exchange(b"")
+        self._harness.exchange(b"")
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -184,5 +183,5 @@ class _Worker(_Child):
 
     def leave(self, *, waits: bool = True) -> None:
         """End the class, of which torch's `tearDownClass` then finds no processes."""
-        self.case._processes_spawned = self.context.keeps_groups = False
+        self.case._processes_spawned = self._harness.context.keeps_groups = False
         super().leave(waits=waits)

@@ -45,7 +45,7 @@ from torch.testing._internal.common_distributed import (
 )
 
 
-TIMEOUT_OVERRIDE |= {"test_processes_hang": 8, "test_continuous_hang": 8}
+TIMEOUT_OVERRIDE |= dict.fromkeys(("test_processes_hang", "test_continuous_hang", "test_continuous_kill"), 8)
 
 
 class FailingSetUpClass:
@@ -98,7 +98,7 @@ class TestEndingProcesses(Processes):
 
     def test_processes_hang(self):
         if self.rank == 1:
-            time.sleep(20)
+            time.sleep(12)
 
 
 class TestProcessesWithoutClass(FailingSetUpClass, Processes):
@@ -208,7 +208,7 @@ class TestKill(Continuous):
 class TestHang(Continuous):
     def test_continuous_hang(self):
         if self.rank == 1:
-            time.sleep(20)
+            time.sleep(12)
 
 
 class TestSkippingGroup(Continuous):
@@ -220,6 +220,17 @@ class TestSkippingGroup(Continuous):
         pass
 
     test_continuous_without_group_again = test_continuous_without_group
+
+
+class TestDifferent(Continuous):
+    def test_different_1_skip(self):
+        raise unittest.SkipTest("not here")
+
+    def test_different_2_fail(self):
+        self.assertEqual(self.rank, 0)
+
+    def test_different_3_after_the_failure(self):
+        dist.barrier()
 
 
 class TestContinuousWithoutClass(FailingSetUpClass, Continuous):
@@ -265,7 +276,7 @@ class TestThreads(Threads):
 class TestEndingThreads(Threads):
     def test_threads_hang(self):
         if self.rank == 1:
-            time.sleep(20)
+            time.sleep(12)
 
     def test_threads_kill(self):
         if self.rank == 1:
@@ -310,6 +321,21 @@ EXPECTED = {
     "test_threads_of_no_class": "ERROR",
 }
 """The verdicts that torch gives to the tests, and that their adoption must not change."""
+DIFFERENT = {
+    "test_different_1_skip": ("FAILED", "SKIPPED"),
+    "test_different_2_fail": ("SKIPPED", "FAILED"),
+    "test_different_3_after_the_failure": ("SKIPPED", "PASSED"),
+}
+"""The verdicts of tests that the documentation lists as different: without and with adoption."""
+NOT_ADOPTED = {
+    "continuous, without hangs": ("test_continuous.py", "not TestKill and not TestHang"),
+    "continuous, killed": ("test_continuous.py", "TestKill"),
+    "continuous, hangs": ("test_continuous.py", "TestHang"),
+    "processes": ("test_processes.py", "not TestEnding"),
+    "processes, killed or hangs": ("test_processes.py", "TestEnding"),
+    "threads": ("test_threads.py", "test"),
+}
+"""The sessions that run the suites without adoption, in parts that take half a minute each: file and ``-k``."""
 
 
 def write_classes(suite: BackgroundSuite, **files: str) -> None:
@@ -328,5 +354,29 @@ def write_classes(suite: BackgroundSuite, **files: str) -> None:
 def test_adopted_classes_have_the_verdicts_of_torch(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
     write_classes(suite, processes=PROCESSES, continuous=CONTINUOUS, threads=THREADS)
     run = suite.run(*options, CAUSES)
-    print(run.text)
-    run.expect(EXPECTED)
+    run.expect(
+        {
+            **EXPECTED,
+            **{test: adopted for test, (_, adopted) in DIFFERENT.items()},
+            "test_continuous_6_fail": "FAILED failed: AssertionError; rank 1",
+            "test_continuous_exit": "FAILED failed: RuntimeError; ranks 0-1",
+            "test_continuous_kill": "FAILED died: SIGKILL; rank 1",
+            "test_continuous_hang": "FAILED hung: phase timeout; rank 1",
+        }
+    )
+    assert "LeftoverWarning: ranks 0-1 did not destroy" not in run.text
+    if "-n" not in options:
+        assert [(suite.path / name).read_text() for name in ("set up", "torn down")] == ["once " * 2] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("file", "selected"), NOT_ADOPTED.values(), ids=NOT_ADOPTED)
+def test_torch_gives_these_verdicts(suite: BackgroundSuite, file: str, selected: str) -> None:
+    write_classes(suite, processes=PROCESSES, continuous=CONTINUOUS, threads=THREADS)
+    # A killed thread ends its process, which is then a worker.
+    options = ("-n", "1") if file == "test_threads.py" else ()
+    environment = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "8"} if file == "test_threads.py" else {}
+    session = suite.start(file, "-k", selected, "-o", "accel_adopt=", *options, environment=environment)
+    outcomes = session.finish().outcomes()
+    expected = EXPECTED | {test: torch for test, (torch, _) in DIFFERENT.items()}
+    assert outcomes == {test: expected[test] for test in outcomes}
