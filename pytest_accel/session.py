@@ -15,9 +15,11 @@ from pytest_accel.core.stash_keys import LAUNCHED
 from pytest_accel.settings.options import Settings, planned_machine
 
 if TYPE_CHECKING:
+    from pytest_accel.core.world_key import WorldKey
     from pytest_accel.driver.driver import Driver
     from pytest_accel.driver.item_plan import LaunchedProcesses
     from pytest_accel.hardware.inventory import Machine
+    from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.pool.elsewhere import ClusterConnection
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
@@ -152,6 +154,29 @@ class AccelSession:
         """Return this process's world to the pool, if any: it is about to wait for something else."""
         if self._driver is not None:
             self._driver.close()
+
+    def lease(self, key: WorldKey, test: str) -> WorldSpec:
+        """Wait for devices that this process is to use in `test`, and return the world, without ranks, that has them.
+
+        Raise an error that says why the test cannot run if the pool cannot provide them.
+        """
+        from pytest_accel.leases.shared_folder import PlaceError
+        from pytest_accel.verdict import remote_exceptions
+
+        # Two drivers could wait for each other: one has a world and waits for a lease, the other has the lease and
+        # waits for the devices of the world.
+        self.give_back_world()
+        try:
+            return self.pool_client.acquire(key, test, self.settings.wait).spec
+        except PlaceError as error:
+            raise remote_exceptions.not_run(str(error)) from None
+
+    def end_lease(self, spec: WorldSpec) -> None:
+        """Return devices that `lease` has returned; no-op in a child that the test has forked, which holds nothing."""
+        from pytest_accel.pool.pool_messages import GiveBackWorld
+
+        if not self.is_forked_copy:
+            self.pool_client.give_back(GiveBackWorld(spec.world))
 
     def close(self, *, gracefully: bool) -> None:
         """Return this process's world to the pool; in the controller, close the pool and its processes.

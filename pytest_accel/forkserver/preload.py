@@ -111,12 +111,16 @@ def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
     for name, reason in UNFORKABLE.items():
         if sys.modules.get(name) is not None and name not in known:
             return f"imports {name} ({reason})"
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # torch's accelerator may be of a type that only another package knows.
-        names = [kind.torch_type for kind in KINDS.values() if kind.hardware] + [torch_api.accelerator_type(torch)]
-        for name in dict.fromkeys(filter(None, names)):
-            runtime = getattr(torch, name, None)
-            if runtime is not None and getattr(runtime, "is_initialized", lambda: False)():
-                return f"initialises the {name} runtime"
+    return None if (runtime := used_runtime()) is None else f"initialises the {runtime} runtime"
+
+
+def used_runtime() -> str | None:
+    """Return torch's name of a device runtime that this process has initialised; None if there is none."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    # torch's accelerator may be of a type that only another package knows.
+    names = [kind.torch_type for kind in KINDS.values() if kind.hardware] + [torch_api.accelerator_type(torch)]
+    for name in dict.fromkeys(filter(None, names)):
+        if getattr(getattr(torch, name, None), "is_initialized", lambda: False)():
+            return name
     return None

@@ -107,7 +107,8 @@ class LeakCheck:
             if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
                 found += left_running((after.spawned - before.spawned) & now.spawned)
                 # With a default process group in place, the next test could not make its own.
-                found += [Leak(LeakKind.GROUP, one, lasting=one == DEFAULT_GROUP) for one in groups if one is not None]
+                named = [] if context.keeps_groups else [label for label in groups if label is not None]
+                found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
                 if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
                     found += grown_memory(context, before.memory)
             if after.rpc != before.rpc and torch_api.rpc_is_running():

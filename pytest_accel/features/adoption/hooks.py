@@ -13,32 +13,28 @@ from pytest_accel.rank.context import RANK
 if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
 
-
 _PLUGIN = "accel-adoption"
 
 
 def pytest_accel_configure(session: AccelSession) -> None:
-    adoption = Adoption(session.config, lambda: len(session.machine.session.devices))
-    session.config.pluginmanager.register(adoption, _PLUGIN)
-    if adoption.spawn:
-        _adopt_spawn(session.config, session)
+    _register(session.config, Adoption(session.config, lambda: len(session.machine.session.devices)), session)
 
 
 def pytest_accel_configure_rank(config: pytest.Config) -> None:
-    adoption = Adoption(config, None)
+    _register(config, Adoption(config, None), None)
+
+
+def _register(config: pytest.Config, adoption: Adoption, session: AccelSession | None) -> None:
+    """Register the plugins of the feature; `session` is None in a rank."""
     config.pluginmanager.register(adoption, _PLUGIN)
-    if adoption.harness:
+    if adoption.harness and session is None:
         from pytest_accel.features.adoption.torch_harness import HarnessInRank
 
         config.pluginmanager.register(HarnessInRank(config.stash[RANK]))
     if adoption.spawn:
-        _adopt_spawn(config, None)
+        from pytest_accel.features.adoption.spawned_processes import Spawning
 
-
-def _adopt_spawn(config: pytest.Config, session: AccelSession | None) -> None:
-    from pytest_accel.features.adoption.spawned_processes import Spawning
-
-    config.pluginmanager.register(Spawning(config, session))
+        config.pluginmanager.register(Spawning(config, session))
 
 
 def pytest_accel_marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:

@@ -20,19 +20,18 @@ class Rule(NamedTuple):
     pattern: str
     mark: pytest.MarkDecorator
 
-    def matches(self, nodeid: str, pattern: str | None = None) -> bool:
-        """Return True if the pattern matches the test `nodeid` or a folder, file or class that contains it."""
-        pattern = pattern or self.pattern
+    def matches(self, nodeid: str, *, as_file: bool = False) -> bool:
+        """Return True if the pattern matches the test `nodeid` or a folder, file or class that contains it.
+
+        With `as_file`, return True if it may match tests in the file with this node id.
+        """
+        pattern = self.pattern.partition("::")[0] if as_file else self.pattern
         path, _, names = nodeid.partition("::")
         words = names.partition("[")[0].split("::") if names else ()  # The id of a parameter may have any character.
         nodes = [*accumulate(path.split("/"), "{}/{}".format), *accumulate([path, *words], "{}::{}".format), nodeid]
         # As in .gitignore files, a leading `**/` also matches no folder at all.
         patterns = (pattern, pattern.removeprefix("**/"))
         return any(node == pattern or fnmatch.fnmatchcase(node, one) for node in nodes for one in patterns)
-
-    def may_match_in(self, file: str) -> bool:
-        """Return True if the rule may match tests in the file with the node id `file`."""
-        return self.matches(file, self.pattern.partition("::")[0])
 
 
 def parse(line: str) -> Rule:

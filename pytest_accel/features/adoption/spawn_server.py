@@ -16,12 +16,12 @@ import os
 import signal
 import sys
 import warnings
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from pytest_accel.core import prctl
-from pytest_accel.core.interpreter import COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE
+from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.forkserver.preload import blas_without_threads, import_named
@@ -84,7 +84,7 @@ def _begin(data: dict[str, Any], environment: dict[str, str], stdout: Any, stder
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_address = server._forkserver_alive_fd = None
-    if COVERAGE_SETTINGS in environment or COVERAGE_SETTINGS_FILE in environment:
+    if unmeasured(environment) != environment:
         import coverage
 
         coverage.process_startup()
@@ -100,8 +100,7 @@ class SpawnedProcess:
     def _bootstrap(self, parent_sentinel: int) -> int:
         code: int = self._process._bootstrap(parent_sentinel)
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        util._flush_std_streams()  # type: ignore[attr-defined]
         return code
 
 

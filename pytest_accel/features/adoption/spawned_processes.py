@@ -2,8 +2,8 @@
 
 A new interpreter that imports torch takes seconds, a fork milliseconds. While a test runs, processes of
 multiprocessing's start method ``spawn`` are started here. Only their start is replaced: the standard library and torch
-still pickle their function, join them and report their end. So a function runs as in a new
-interpreter, whether `torch.multiprocessing.spawn`, a list of processes, a pool or a manager has started it.
+still pickle their function, join them and report their end. So a function runs as in a new interpreter, whether
+`torch.multiprocessing.spawn`, a list of processes, a pool or a manager has started it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -29,10 +29,9 @@ from unittest import mock
 import pytest
 
 from pytest_accel.compat.torch_variables import READ_AT_IMPORT
-from pytest_accel.core.device import Device, DeviceNeed
-from pytest_accel.core.interpreter import COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.kill import kill_tree
-from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_lines import warn
@@ -40,17 +39,12 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.features.adoption import spawn_server
 from pytest_accel.features.adoption.suite_adoption import may_adopt
-from pytest_accel.forkserver.preload import TORCH_MODULES
-from pytest_accel.leases.shared_folder import PlaceError
-from pytest_accel.pool.pool_messages import GiveBackWorld
+from pytest_accel.forkserver.preload import TORCH_MODULES, used_runtime
 from pytest_accel.settings import options
-from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
+    from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.session import AccelSession
-
-_SPAWN = "torch.multiprocessing.spawn"
-"""Name of the module; torch has a function of the same name in its place."""
 
 _BOTTOM = re.compile(r'^ *File ".*multiprocessing.process\.py", line \d+ in run$', re.MULTILINE)
 """The frame by which multiprocessing calls the function of a process."""
@@ -66,13 +60,8 @@ class Spawning:
         self._pid = os.getpid()
         self._servers: dict[object, _Server] = {}
         """The servers, by the settings that a new interpreter reads before it gets data from its parent."""
-        self._broken: Exception | None = None
-        """The error if a server has ended, as it does if it must not be forked."""
         self._running: list[_Popen] = []
-        self._limit: _TimeLimit | None = None
-        """The limit of the running phase."""
-        self._lease: tuple[int, tuple[Device, ...]] | None = None
-        """Number and devices of the lease."""
+        self._lease: WorldSpec | None = None
         self._users: list[BaseProcess] = []
         """The processes that may use the lease after the end of the call that has started them."""
         self._others: Counter[str] = Counter()
@@ -86,7 +75,6 @@ class Spawning:
 
     pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
-    @pytest.hookimpl
     def pytest_unconfigure(self) -> None:
         if os.getpid() == self._pid:
             for server in self._servers.values():
@@ -99,15 +87,13 @@ class Spawning:
         if not may_adopt(item) or MARKED in item.stash or os.getpid() != self._pid:
             yield
             return
-        original = context.SpawnProcess._Popen
-        start = staticmethod(partial(self._start, original))
-        limit = self._limit = _TimeLimit(self._settings.timeout, self._running)
+        limit = _TimeLimit(self._settings.timeout, self._running)
         try:
-            with mock.patch.object(context.SpawnProcess, "_Popen", start), self._leasing(item):
-                try:
-                    yield
-                finally:
-                    limit.end()
+            with ExitStack() as stack:
+                for owner, name, function in self._functions(item, limit):
+                    stack.enter_context(mock.patch.object(owner, name, function))
+                stack.callback(limit.end)
+                yield
         except KeyboardInterrupt:
             if limit.report is None:
                 raise
@@ -120,24 +106,30 @@ class Spawning:
                     warn(f"accel_adopt: processes that were not forked: {count} ({reason})")
                 self._others.clear()
 
-    def _start(self, original: Callable[[BaseProcess], Any], process: BaseProcess) -> Any:
+    def _functions(self, item: pytest.Item, limit: _TimeLimit) -> Iterator[tuple[Any, str, Any]]:
+        """Yield functions that start processes while `item` runs, each with its owner and its name there."""
+        yield context.SpawnProcess, "_Popen", staticmethod(partial(self._start, context.SpawnProcess._Popen, limit))
+        module: Any = sys.modules.get("torch.multiprocessing.spawn")  # The attribute of this name is a function.
+        if self._session is not None and module is not None:
+            function = update_wrapper(partial(self._spawn, module.start_processes, item), module.start_processes)
+            yield module, "start_processes", function
+            yield sys.modules["torch.multiprocessing"], "start_processes", function
+
+    def _start(self, original: Callable[[BaseProcess], Any], limit: _TimeLimit, process: BaseProcess) -> Any:
         """Start `process`, and return its `Popen`; leave that to `original` if it cannot be forked."""
         if os.getpid() != self._pid:
             return original(process)
         try:
-            if self._broken is not None:
-                raise self._broken
             popen = _Popen(process, self._server())
-        except (EOFError, ConnectionError) as error:
-            self._broken = error
-            self._others["no process to fork them from; see what the first such test wrote (-rP)"] += 1
-            return original(process)
-        except (OSError, ValueError) as error:  # "too many fds": the arguments have hundreds of shared tensors.
-            self._others[str(error)] += 1
+        except (EOFError, OSError, ValueError) as error:
+            # "too many fds": the arguments have hundreds of shared tensors. The other errors are those of a server that
+            # has ended, as it does if it must not be forked.
+            ended = "no process to fork them from; see what the test wrote (-rP)"
+            self._others[str(error) if isinstance(error, ValueError) else ended] += 1
             return original(process)
         self._running.append(popen)
-        if self._session is not None and self._limit is not None:
-            self._limit.begin()
+        if self._session is not None:
+            limit.begin()
         return popen
 
     def _server(self) -> _Server:
@@ -149,62 +141,33 @@ class Spawning:
             self._servers[settings] = _Server(modules)
         return self._servers[settings]
 
-    @contextmanager
-    def _leasing(self, item: pytest.Item) -> Iterator[None]:
-        """Lease devices for each call of torch's functions that start a number of processes."""
-        module: Any = sys.modules.get(_SPAWN)
-        if self._session is None or module is None:
-            yield
-            return
-        original = module.start_processes
-
-        @wraps(original)
-        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
-            __tracebackhide__ = True
-            with self._leased(item, nprocs):
-                started = original(fn, args, nprocs, *more, **named)
-                self._users += getattr(started, "processes", ())
-            return started
-
-        with ExitStack() as stack:
-            for owner in (module, sys.modules["torch.multiprocessing"]):
-                stack.enter_context(mock.patch.object(owner, "start_processes", start_processes))
-            yield
-
-    @contextmanager
-    def _leased(self, item: pytest.Item, count: int) -> Iterator[None]:
-        """Lease `count` devices, or all if there are fewer, and set the mask for processes started in the block."""
-        session, kind = self._session, None if self._session is None else self._session.machine.session_kind
-        if session is None or kind in (None, "none", "cpu") or session.machine.is_cluster or _has_initialised(kind):
-            yield
-            return
+    def _spawn(self, original: Any, item: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any) -> Any:
+        """Call torch's function with the mask of `nprocs` devices, which are leased; of all if there are fewer."""
+        __tracebackhide__ = True
+        session: Any = self._session
+        machine, kind = session.machine, session.machine.session_kind
+        # Processes may share tensors of a runtime that is in use, which name its devices by the mask of this process.
+        if kind in (None, "none", "cpu") or machine.is_cluster or used_runtime() is not None:
+            return original(fn, args, nprocs, *more, **kw)
         # A second lease beside the first could make two tests wait for each other.
-        if self._lease is None and (count := min(count, len(session.machine.session.devices))):
-            session.give_back_world()
-            key = WorldKey(kind, DeviceNeed(count, kind=kind), 0, grouped=False)
-            try:
-                spec = session.pool_client.acquire(key, item.nodeid, session.settings.wait).spec
-            except PlaceError as error:
-                raise remote_exceptions.not_run(str(error)) from None
-            self._lease = spec.world, spec.devices
+        if self._lease is None and (count := min(nprocs, len(machine.session.devices))):
+            self._lease = session.lease(WorldKey(kind, DeviceNeed(count, kind=kind), 0, grouped=False), item.nodeid)
+        mask = {} if self._lease is None else machine.vendor(kind).mask(self._lease.devices, os.environ)
+        environment = {name: value for name, value in {**os.environ, **mask}.items() if value is not None}
         try:
-            with mock.patch.dict(os.environ):
-                if self._lease is not None:
-                    for name, value in session.machine.vendor(kind).mask(self._lease[1], os.environ).items():
-                        os.environ.pop(name, None)
-                        if value is not None:
-                            os.environ[name] = value
-                yield
+            with mock.patch.dict(os.environ, environment, clear=True):
+                started = original(fn, args, nprocs, *more, **kw)
+                self._users += getattr(started, "processes", ())
+                return started
         finally:
             self._give_back()
 
     def _give_back(self) -> None:
         """Give back the lease if no process uses it any more."""
         self._users[:] = [process for process in self._users if process.is_alive()]
-        if self._session is not None and self._lease is not None and not self._users and os.getpid() == self._pid:
-            number, _ = self._lease
-            self._lease = None
-            self._session.pool_client.give_back(GiveBackWorld(number))
+        if self._session is not None and self._lease is not None and not self._users:
+            lease, self._lease = self._lease, None
+            self._session.end_lease(lease)
 
 
 class _Server(forkserver.ForkServer):
@@ -217,9 +180,8 @@ class _Server(forkserver.ForkServer):
 
     def ensure_running(self) -> None:
         """Start the server if it does not run. Coverage measures the processes, and not the server."""
-        with mock.patch.dict(os.environ, {spawn_server.SETTINGS: self._settings}):
-            for name in (COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE):
-                os.environ.pop(name, None)
+        environment = {**unmeasured(os.environ), spawn_server.SETTINGS: self._settings}
+        with mock.patch.dict(os.environ, environment, clear=True):
             super().ensure_running()
 
     def stop(self) -> None:
@@ -256,56 +218,40 @@ class _Popen(popen_forkserver.Popen):
         self.pid = forkserver.read_signed(self.sentinel)
 
 
-class _TimeLimit:
+class _TimeLimit(threading.Timer):
     """The time limit of one phase, which begins with the first process. Interrupts the main thread once."""
 
     def __init__(self, seconds: float, running: list[_Popen]) -> None:
-        self._seconds, self._running = seconds, running
-        self._timer: threading.Timer | None = None
-        self._lock = threading.Lock()
-        """Held to end the phase, and to interrupt it."""
-        self._over = False
+        super().__init__(seconds, self._interrupt)
+        self.daemon, self._running = True, running
         self.report: str | None = None
         """The stacks of all processes, once the phase has timed out."""
 
     def begin(self) -> None:
         """Start the limit, if it has not been started."""
-        if self._timer is None and threading.current_thread() is threading.main_thread():
-            self._timer = threading.Timer(self._seconds, self._interrupt)
-            self._timer.daemon = True
-            self._timer.start()
+        if self.ident is None and threading.current_thread() is threading.main_thread():
+            self.start()
 
     def end(self) -> None:
-        """End the limit. Raise KeyboardInterrupt if the time was over before."""
-        with self._lock:
-            self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
+        """End the limit. Raise KeyboardInterrupt if the time was over: this thread gets it before `join` returns."""
+        if self.ident is not None:
+            self.cancel()
+            self.join()
 
     def _interrupt(self) -> None:
-        with self._lock:
-            if self._over:
-                return
-            running = dict(enumerate(filter(_is_running, self._running)))
-            paths = {number: f"/dev/fd/{popen.stacks}" for number, popen in running.items()}
-            stacks = take_stacks({number: popen.pid for number, popen in running.items()}, paths, STACK_SIGNAL)
-            lines = [f"timed out after {self._seconds:g} s (--accel-timeout); its spawned processes were killed"]
-            for number, popen in running.items():
-                stack = _BOTTOM.split(stacks.get(number, "no answer"))[0].rstrip()
-                lines += [f"--- stack of {popen.name}, process {popen.pid} ---", stack]
-            self.report = "\n".join(lines)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            for popen in running.values():
-                kill_tree(popen.pid)
+        running = dict(enumerate(filter(_is_running, self._running)))
+        paths = {number: f"/dev/fd/{popen.stacks}" for number, popen in running.items()}
+        stacks = take_stacks({number: popen.pid for number, popen in running.items()}, paths, STACK_SIGNAL)
+        lines = [f"timed out after {self.interval:g} s (--accel-timeout); its spawned processes were killed"]
+        for number, popen in running.items():
+            stack = _BOTTOM.split(stacks.get(number, "no answer"))[0].rstrip()
+            lines += [f"--- stack of {popen.name}, process {popen.pid} ---", stack]
+        self.report = "\n".join(lines)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        for popen in running.values():
+            kill_tree(popen.pid)
 
 
 def _is_running(popen: _Popen) -> bool:
     """Return whether the process runs. Any thread may call this: it reads nothing that a join waits for."""
     return popen.returncode is None and not wait([popen.sentinel], 0)
-
-
-def _has_initialised(kind: str) -> bool:
-    """Return whether this process uses devices of `kind`: it may share tensors, which name them by this mask."""
-    facts = KINDS.get(kind)  # None if another package defines the kind.
-    runtime = getattr(sys.modules.get("torch"), (facts and facts.hardware and facts.torch_type) or "", None)
-    return bool(getattr(runtime, "is_initialized", lambda: False)())

@@ -13,7 +13,6 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import EnvironmentChanges
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
 from pytest_accel.features.launchers.placement import Seat
-from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,

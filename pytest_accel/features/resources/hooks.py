@@ -13,6 +13,7 @@ from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, missing_leases
 
 if TYPE_CHECKING:
     from pytest_accel.core.needs import DriverLeases
+    from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.session import AccelSession
 
 _PLUGIN = "accel-resources"
@@ -104,7 +105,7 @@ class _LeaseHooks(_Fixture):
         if self._session.is_forked_copy:
             text = "a process that a test forked has returned from the test; only the original process gets resources"
             pytest.exit(text, returncode=1)
-        held: list[int] = []
+        held: list[WorldSpec] = []
         try:
             try:
                 self._acquire(item, leases, held)
@@ -113,31 +114,19 @@ class _LeaseHooks(_Fixture):
             return (yield)
         finally:
             self._error, self.devices = None, ()
-            if held and not self._session.is_forked_copy:  # A child that the test has forked holds nothing.
-                from pytest_accel.pool.pool_messages import GiveBackWorld
+            for spec in held:
+                self._session.end_lease(spec)
 
-                for number in held:
-                    self._session.pool_client.give_back(GiveBackWorld(number))
-
-    def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[int]) -> None:
-        """Wait for the leases, one after the other, and add their numbers to `held`. Raise what the setup raises."""
+    def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[WorldSpec]) -> None:
+        """Wait for the leases, one after the other, and add them to `held`. Raise what the setup raises."""
         from pytest_accel import late_marks
-        from pytest_accel.leases.shared_folder import PlaceError
         from pytest_accel.verdict import remote_exceptions
 
         late_marks.fail_expected(item.config)
         if leases.missing is None:
-            # Two drivers could wait for each other: one has a world and waits for a lease, the other has the lease and
-            # waits for the devices of the world.
-            self._session.give_back_world()
-            try:
-                for key in leases.keys:
-                    wait = self._session.settings.wait
-                    spec = self._session.pool_client.acquire(key, item.nodeid, wait).spec
-                    held.append(spec.world)
-                    self.devices += spec.devices
-            except PlaceError as error:
-                raise remote_exceptions.not_run(str(error)) from None
+            for key in leases.keys:
+                held.append(self._session.lease(key, item.nodeid))
+                self.devices += held[-1].devices
         elif MARKED not in item.stash:  # For an item with marks of the kernel, the kernel reports it.
             if self._session.settings.strict:
                 raise remote_exceptions.not_run(f"{leases.missing} (--accel-strict)")
