@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 
 from pytest_accel.core.kinds import KINDS
-from pytest_accel.hardware.health import Facts, Process, judge_all
+from pytest_accel.hardware.health import Facts, judge_all
 from pytest_accel.hardware.vendors.sim import Sim
 
 TOTAL = 16 << 30
@@ -24,19 +24,19 @@ USED = Path(os.environ["CARD_USERS"])  # A line for each process on the card: it
 
 def users():
     lines = USED.read_text().splitlines() if USED.exists() else []
-    return tuple(Process(*map(int, line.split())) for line in lines)
+    return {int(pid): int(used) for pid, used in map(str.split, lines)}
 
 
 class Card(Sim):
     def discover(self):
         from dataclasses import replace
 
-        free = TOTAL - sum(process.used for process in users())
+        free = TOTAL - sum(users().values())
         return tuple(replace(device, kind="card", memory=TOTAL, memory_free=free) for device in super().discover())
 
     def health(self, devices, session=None):
         found = users()
-        free = TOTAL - sum(process.used for process in found)
+        free = TOTAL - sum(found.values())
         return judge_all({device.id: Facts(found, memory_free=free) for device in devices}, session)
 
 

@@ -68,7 +68,7 @@ def test_the_devices_are_printed_as_json(on_machine: OnMachine) -> None:
     assert info["mask"] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     first, second = info["devices"]
     assert (first["torch"], first["id"], first["memory_free"]) == ("cuda:0", "GPU-1", 15 * GIB)
-    assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink"}]
+    assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink", "count": 1}]
     assert first["health"] == {"state": "fine", "reason": ""}
     assert second["health"]["state"] == "busy"
     assert f"pid {user.pid} (" in second["health"]["reason"]

@@ -130,7 +130,10 @@ href="#{{ bar.n }}"{% if bar.title %} title="{{ bar.title }}"{% endif %}></a>{% 
 def page(sessions: Sequence[Session]) -> str:
     """Return the page of `sessions`."""
     verdicts = list(COLOURS)
-    tests = sorted((one for session in sessions for one in session.tests), key=lambda one: verdicts.index(one.verdict))
+    tests = sorted(
+        (one for session in sessions for one in session.tests),
+        key=lambda one: (verdicts.index(one.verdict), -one.span.seconds),
+    )
     labels = {lane: _label(lane, sessions) for lane, _ in lane_rows(sessions)}
 
     def devices(test: TestRun) -> str:
