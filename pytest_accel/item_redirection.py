@@ -21,7 +21,6 @@ from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Inventory
     from pytest_accel.session import AccelSession
 
 
@@ -35,7 +34,6 @@ class Redirector:
             session.machine,
             session.settings,
             self._why_no_launcher,
-            self._remote_inventory,
             self._plan_all,
             hypothetical=planned_machine(session.config) is not None,
         )
@@ -105,11 +103,6 @@ class Redirector:
         marked.install()
         item.stash[MARKED] = marked
         return marked
-
-    def _remote_inventory(self, node: int, kind: str) -> Inventory | str:
-        """Return the devices of `kind` on another node, or why they cannot be looked up."""
-        assert self._session.launched is not None
-        return self._session.launched.inventory(node, kind, self._session.settings)
 
     def _why_no_launcher(self, launcher: str) -> str | None:
         """Return why `launcher` cannot be used on this machine; None if it can."""

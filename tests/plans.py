@@ -6,13 +6,13 @@ import pytest
 
 from pytest_accel.core.marks import Marks
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
-from pytest_accel.features.launchers.placement import Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
+from pytest_accel.hardware.inventory import KindSpec, Machine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
-TWO_NODES = Layout((RankMachine("one", "10.0.0.1", (0, 1)), RankMachine("two", "10.0.0.2", (2, 3))))
+TWO_NODES = Layout(("one", "two"), 2)
 
 
 def resources(
@@ -21,7 +21,6 @@ def resources(
     settings: Settings = Settings(),  # noqa: B008 - immutable.
     *,
     layout: Layout | None = None,
-    remote: Inventory | str = "nobody asks other nodes here",
     launcher_missing: str | None = None,
     hypothetical: bool = False,
 ) -> Resources:
@@ -32,7 +31,6 @@ def resources(
         machine,
         settings,
         lambda launcher: launcher_missing,
-        lambda node, kind: remote,
         lambda plan, at_least, resources: pytest.fail("no test here takes all devices"),
         layout,
         None if layout is None else "torchrun",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +46,6 @@ class Resources:
     settings: Settings
     launcher_missing: Callable[[str], str | None]
     """Returns why a launcher cannot be used on this machine, or None if it can."""
-    remote_inventory: Callable[[int, str], Inventory | str]
-    """Returns the devices of a kind on another machine, by its number, or why they cannot be looked up."""
     plan_all: Callable[[Callable[[int], ItemPlan], int, Resources], ItemPlan]
     """Returns the plan of a test that takes all devices; see the hook `pytest_accel_plan_all`."""
     layout: Layout | None = None
@@ -226,10 +224,15 @@ def _missing(key: WorldKey, resources: Resources) -> str | None:
             return shortage
     if key.need is None:
         return None
-    machines = layout.machines_of(key.ranks, key.machines) if key.grouped and layout is not None else [0]
-    if layout is not None and any(machines):
-        return _missing_on_several(key, machines, layout, resources)
-    missing = shortfall(key.need, resources.inventory(key.kind))
+    need = key.need
+    machines = layout.machines_of(key.ranks, key.machines) if key.grouped and layout is not None else []
+    if any(machines):
+        # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
+        # refuses their lease.
+        need = key.needs(machines)[0]
+    missing = shortfall(need, resources.inventory(key.kind))
+    if missing is not None and layout is not None and any(machines):
+        missing += f" (on {layout.names[0]})"
     if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1 and key.ranks > 1:
         missing += "; ranks share a device under backend='gloo' only"
     return missing
@@ -250,17 +253,3 @@ def _launcher_missing(launcher: str, resources: Resources) -> str | None:
     if resources.launcher is not None:
         return f"its ranks are started by {launcher}, which a session under {resources.launcher} does not do"
     return resources.launcher_missing(launcher)
-
-
-def _missing_on_several(key: WorldKey, machines: Sequence[int], layout: Layout, resources: Resources) -> str | None:
-    """Return why the devices of several machines do not suffice for `key`; `machines` has the machine of each rank."""
-    if 0 not in machines:
-        return f"needs {key.ranks} ranks with devices; rank 0's machine has too few ranks to be among theirs"
-    for machine, need in key.needs(machines).items():
-        inventory = resources.remote_inventory(machine, key.kind) if machine else resources.inventory(key.kind)
-        if isinstance(inventory, str):
-            return inventory
-        missing = shortfall(need, inventory)
-        if missing is not None:
-            return f"{missing} (on {layout.names[machine]})"
-    return None

@@ -10,10 +10,9 @@ from pytest_accel.pool.starter import Own, Starter, StarterReports
 
 if TYPE_CHECKING:
     from pytest_accel.core.launcher_env import LauncherEnv
-    from pytest_accel.hardware.inventory import Inventory, Machine
+    from pytest_accel.hardware.inventory import Machine
     from pytest_accel.messages.session_spec import SessionSpec
     from pytest_accel.pool.local_starter import LocalStarter
-    from pytest_accel.settings.options import Settings
 
 
 class PlaceStarter(Starter[Own], Protocol[Own]):
@@ -33,8 +32,8 @@ class PlaceStarter(Starter[Own], Protocol[Own]):
 class Elsewhere(Protocol):
     """Other machines, on which a session starts ranks."""
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
-        """Return the starter of ranks on these machines."""
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any] | None:
+        """Return the starter of ranks on these machines; None if this machine is the only one."""
 
 
 class Layout(Protocol):
@@ -69,9 +68,6 @@ class LaunchedMachines(Elsewhere, Protocol):
     @property
     def about(self) -> str:
         """One line about the processes, for the header of the session."""
-
-    def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
-        """Return the devices of `kind` on another machine, or why they cannot be looked up."""
 
 
 class ClusterConnection(Elsewhere, Protocol):

@@ -32,7 +32,7 @@ class Invitation:
 
 
 class NodeHello(Struct, frozen=True):
-    """The greeting of an agent. The controller closes the connection if it does not use the machine."""
+    """The greeting of an agent."""
 
     machine: int
     """The number of the agent's machine in the session."""
@@ -42,5 +42,3 @@ class NodeHello(Struct, frozen=True):
     """The code on the machine (`suite_code`)."""
     variables: tuple[str, ...]
     """The names of the environment variables that the machine sets."""
-    link: str
-    """The name of the connection in the controller's link."""

@@ -47,13 +47,12 @@ def main() -> int:
             os.environ[log.VARIABLE] = invitation.log
             log.start_here(f"agent of machine {invitation.machine}")
         code = suite_code(invitation.rootdir)
-        link = _join(invitation)
-        hello = NodeHello(invitation.machine, platform.node(), code, tuple(os.environ), link.name)
+        link = _join(invitation, NodeHello(invitation.machine, platform.node(), code, tuple(os.environ)))
     except (ValueError, ConnectionError) as error:
         step("ends: it %s", error)
         print(f"accel: the agent on {platform.node()} {error}", file=sys.stderr, flush=True)
         return 1
-    return serve_driver(link, hello, until=0)
+    return serve_driver(link, until=0)
 
 
 def _restore_defaults() -> None:
@@ -66,14 +65,12 @@ def _restore_defaults() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-def _join(invitation: Invitation) -> AgentLink:
-    """Connect to the controller; raise ConnectionError if it cannot be reached."""
+def _join(invitation: Invitation, hello: NodeHello) -> AgentLink:
+    """Connect to the controller, and greet it; raise ConnectionError if it cannot be reached."""
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     key = bytes.fromhex(invitation.key)
     try:
-        link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller")
+        return call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller", lambda *_: hello)
     except ConnectionError as error:
         where = f"port {invitation.port} in {_JOIN_TIMEOUT:g} s"
         raise ConnectionError(f"did not reach the controller at {where}: {error}") from None
-    assert isinstance(link, AgentLink)
-    return link

@@ -12,7 +12,6 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from functools import partial
-from socket import socket
 
 from pytest_accel.core import log, loop_tasks, threads
 from pytest_accel.core.kinds import KINDS
@@ -20,12 +19,11 @@ from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
+from pytest_accel.features.launchers.placement import RankMachine
+from pytest_accel.features.launchers.rendezvous import own_interfaces
 from pytest_accel.features.ray.agent_greeting import Invitation, NodeHello
 from pytest_accel.features.ray.suite_code import difference, suite_code
-from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.struct_messages import decode
 from pytest_accel.pool.starter import LostPlaceError
 from pytest_accel.settings.options import Settings
 
@@ -55,7 +53,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
 
 
 class ClusterMachines:
-    """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `layout`.
+    """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `machines`.
 
     Its methods are called in the thread of the pool's loop.
     """
@@ -67,7 +65,7 @@ class ClusterMachines:
 
         `on_lost` is called in the loop with the number of a machine that is lost or may not join, and the reason.
         """
-        self.layout = Layout((RankMachine(platform.node(), "", (0,)),))
+        self.machines = [RankMachine(platform.node(), "")]
         """All machines so far."""
         self.clients: dict[int, AgentClient] = {}
         """The clients of the agents that have joined, by the number of the machine."""
@@ -81,7 +79,7 @@ class ClusterMachines:
         self._changes = EnvironmentChanges()
         self._key = secrets.token_bytes(32)
         self._loop = get_running_loop()
-        self._link = DriverLink(self._key, 0, self._answer, _ignore_caller)
+        self._link = DriverLink(self._key, 0, self._greeted)
 
     def expect(self, name: str, address: str) -> Invitation:
         """Add a machine, whose agent is about to be started; return what the agent needs to join.
@@ -89,8 +87,8 @@ class ClusterMachines:
         The numbers of machines are 1, 2, ... in the order of the calls. `name` is for messages to the user. The other
         machines reach it at `address`.
         """
-        number = len(self.layout.machines)
-        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (number,))))
+        number = len(self.machines)
+        self.machines.append(RankMachine(name, address))
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         addresses = (*(address for _, address in own_interfaces()), _LOOPBACK)
         variable = os.environ.get(log.VARIABLE)
@@ -111,21 +109,20 @@ class ClusterMachines:
             client.end(0)
         self._link.close()
 
-    def _join(self, call: Connection, hello: NodeHello, why: str | None) -> None:
+    def _join(self, agent: str, hello: NodeHello, why: str | None) -> None:
         """Admit an agent that has connected, unless `why` says that its machine cannot be used."""
         number = hello.machine
         # An invitation is valid once.
-        if why is not None or number not in range(1, len(self.layout.machines)) or self.joined(number).done():
-            call.close()
+        if why is not None or number not in range(1, len(self.machines)) or self.joined(number).done():
             if why is not None:
                 self._on_lost(number, why)
             return
         self.clients[number] = AgentClient(
-            call,
-            self.layout.machines[number].name,
+            self._link,
+            agent,
+            self.machines[number].name,
             partial(self._post, self._agent_lost, number),
             lambda: {**additions(os.environ, hello.variables), **self._changes()},
-            (self._link, hello.link),
             self._settings,
         )
         self.joined(number).set_result(None)
@@ -140,16 +137,13 @@ class ClusterMachines:
 
     # In other threads
 
-    def _answer(self) -> socket:
-        ours, theirs = unix_sockets.pair()
-        threads.start(self._greet, "accel-greeting", ours)
-        return theirs
+    def _greeted(self, agent: str, greeting: bytes) -> None:
+        with suppress(ValueError):
+            threads.start(self._compare, "accel-greeting", agent, decode(greeting, NodeHello))
 
-    def _greet(self, call: socket) -> None:
-        """Read the greeting of an agent that has called, and compare its code, which may take some time."""
-        hello = read_greeting(call, NodeHello)
-        if hello is not None:
-            self._post(self._join, Connection(call.detach()), hello, self._difference(hello))
+    def _compare(self, agent: str, hello: NodeHello) -> None:
+        """Compare the code of an agent that has called, which may take some time."""
+        self._post(self._join, agent, hello, self._difference(hello))
 
     def _difference(self, hello: NodeHello) -> str | None:
         """Return how the code on the machine of an agent differs from the controller's; None if it does not."""
@@ -157,7 +151,3 @@ class ClusterMachines:
             self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
         found = difference(self._code, hello.code)
         return None if found is None else f"the machine {hello.host} cannot run the tests in {self._rootdir}: {found}"
-
-
-def _ignore_caller() -> None:
-    """Ignore a caller with another key: any process may connect."""

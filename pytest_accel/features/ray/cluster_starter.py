@@ -11,7 +11,6 @@ from typing import Protocol
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
-from pytest_accel.features.launchers.placement import Seat
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
@@ -180,7 +179,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                     return
 
     def place(self, spec: WorldSpec, taken: PlaceTaken) -> WorldSpec:
-        return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.placed.result().machines])
+        return self._on_machines(spec, taken, taken.placed.result().machines)
 
     async def stop(self) -> bool:
         stopped = await super().stop()

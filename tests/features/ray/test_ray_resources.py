@@ -140,7 +140,7 @@ def test_all_nodes_are_one_machine() -> None:
 def test_all_ranks_fit_on_the_nodes_when_distributed_evenly() -> None:
     def number(marks: Marks) -> int:
         found = machine("sim:4")
-        resources = Resources(found, Settings(), lambda one: None, lambda node, kind: "", pytest_accel_plan_all)
+        resources = Resources(found, Settings(), lambda one: None, pytest_accel_plan_all)
         key = plan_item(marks, {}, resources).key
         assert key.need is not None
         return key.need.count
