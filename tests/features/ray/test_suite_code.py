@@ -62,10 +62,10 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
         agent = start_agent(replace(invitation, rootdir=str(other)).line(), {})
         text = f"cannot run the tests in {own}: it has other code: test_it.py"
         assert (await asyncio.wait_for(lost.get(), 60))[1].endswith(text)
-        assert agent.wait(60) == 1
         machines.close()
         assert agent.stdin is not None
-        agent.stdin.close()
+        agent.stdin.close()  # As it is once the helper, which is told, has killed the actor.
+        assert agent.wait(60) == 1
 
     asyncio.run(start())
 
