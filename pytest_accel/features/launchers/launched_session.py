@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec import structs
 
 from pytest_accel.core import log
 from pytest_accel.core.kinds import OWN_KINDS
@@ -59,7 +58,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         for name in of_a_rank(os.environ):
             del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
         if where is not None:
-            session = _enter_several(process, structs.replace(hello, machine=rendezvous.machine_identity()), where)
+            session = _enter_several(process, hello, where)
         elif process.rank != 0:
             raise SystemExit(wait_for_end(rendezvous.join(process, hello)))
         else:
@@ -152,19 +151,16 @@ class LaunchedSession:
         """The other processes, by rank."""
         self.clients: dict[int, AgentClient] = {}
         """The agents that start ranks, by the number of the machine."""
-        self._groups: dict[str, list[Hello]] = {}
-        """The processes of each machine, by its identity: rank 0's first, then in the order of their lowest ranks."""
+        self._groups: dict[tuple[str, ...], list[Hello]] = {}
+        """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
         for hello in hellos:
             self._groups.setdefault(hello.machine, []).append(hello)
+        self.machines = []
+        own_address = next((hello.driver_address for hello in hellos if hello.machine), "")
         hosts = [group[0].host for group in self._groups.values()]
-        own_address = next((hello.driver_address for hello in hellos if hello.machine != hellos[0].machine), "")
-        self.machines = [
-            RankMachine(
-                first.host if hosts.count(first.host) == 1 else f"{first.host} ({first.address or own_address})",
-                first.address or own_address,
-            )
-            for first, *_ in self._groups.values()
-        ]
+        for machine, host in zip(self._groups, hosts, strict=True):
+            address = machine[1] if machine else own_address
+            self.machines.append(RankMachine(host if hosts.count(host) == 1 else f"{host} ({address})", address))
         self.layout = Layout(tuple(machine.name for machine in self.machines), process.size // len(self.machines))
         self._session: pytest.Session | None = None
         self._strict = False

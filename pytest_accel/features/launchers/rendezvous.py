@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -83,7 +82,7 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
             f"{platform.node()}: pip install 'pytest-accel[cluster]' {_ALONE}"
         )
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
         raise RendezvousError(
             f"{started}, {process.local_size} of them on this machine, and they have no address to meet at: "
             f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an address of rank 0's machine at which "
@@ -99,18 +98,6 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     key = job_secret.driver_key(secret, (process.launcher, str(process.size), host, port, *process.job))
     # The agents of torchrun have a store at the port.
     return Address(host, int(port) + (environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"), key)
-
-
-def machine_identity() -> str:
-    """Return a text that identifies this machine or container.
-
-    Processes with the same identity see the same file systems, process ids and network (namespaces(7)).
-    """
-    found = [platform.node()]
-    with suppress(OSError):
-        found = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()]
-        found += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid")]
-    return " ".join(found)
 
 
 def _gather(
@@ -136,7 +123,7 @@ def _gather(
         found[hello.rank] = met  # A process whose first call took too long calls again.
         left = [rank for rank in absent if rank != hello.rank]
         more = f"; still waits for {ranks_text(left)}" if left else ""
-        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.machine else "of this machine", more)
+        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.address else "of this machine", more)
     return dict(sorted(found.items()))
 
 
@@ -258,7 +245,7 @@ def gather_machines(
     calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
     try:
         link = DriverLink(where.key, where.port, lambda *call: calls.put(call))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise RendezvousError(f"rank 0 cannot listen at port {where.port}: {error}; set another MASTER_PORT") from None
 
     def accept(seconds: float) -> tuple[str, Hello] | None:

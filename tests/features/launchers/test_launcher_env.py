@@ -178,7 +178,10 @@ def hello(rank: int, **other: object) -> Hello:
         ({"directory": "/there"}, "working directory: rank 0 has /here, rank 2 has /there"),
         ({"rootdir": "/there"}, "root directory: rank 0 has /here, rank 2 has /there"),
         ({"masks": {}}, "visible devices: rank 0 has A=0,1, rank 2 has no mask"),
-        ({"machine": "there"}, "different numbers of processes on the machines (2, 1): start as many on each"),
+        (
+            {"host": "there", "address": "10.0.0.2"},
+            "different numbers of processes on the machines (2, 1): start as many on each",
+        ),
     ],
 )
 def test_a_difference_between_processes_names_both_values(other: dict[str, object], what: str | None) -> None:
@@ -188,7 +191,7 @@ def test_a_difference_between_processes_names_both_values(other: dict[str, objec
 
 
 def test_machines_may_have_different_devices() -> None:
-    assert find_difference("srun", [hello(0, masks={"A": "0"}), hello(1, masks={"A": "1"}, machine="there")]) is None
+    assert find_difference("srun", [hello(0, masks={"A": "0"}), hello(1, masks={"A": "1"}, address="10.0.0.2")]) is None
 
 
 def world(rank: int) -> LauncherEnv:
@@ -297,8 +300,8 @@ def address() -> Address:
 def test_processes_of_other_machines_are_accepted_and_strangers_are_rejected(address: Address) -> None:
     """Strangers send nothing, a part of a greeting, or another protocol."""
     found: dict[int, object] = {}
-    there = hello(1, machine="there", host="there", args=("-k", "\udcff"))
-    near = hello(2, machine="here")
+    there = hello(1, host="there", args=("-k", "\udcff"))
+    near = hello(2, host="here")
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
 
@@ -345,7 +348,7 @@ def connect_to(where: Address) -> socket.socket:
 def test_a_process_with_another_secret_ends_at_once(address: Address) -> None:
     found: dict[int, object] = {}
     theirs = replace(address, key=driver_key("the secret of somebody else", ("mpirun", "a")))
-    thread = join_as(found, hello(1, machine="there", host="remote-node"), theirs)
+    thread = join_as(found, hello(1, host="remote-node"), theirs)
     with pytest.raises(RendezvousError, match="ranks 1-2 did not connect within 4 s"):
         gather_machines(world(0), address, 4)
     thread.join()
