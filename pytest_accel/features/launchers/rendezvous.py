@@ -49,6 +49,9 @@ _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0."""
+_REFUSED_TIMEOUT = 5.0
+"""Seconds for which to retry if the process at rank 0's address ends the handshake: a busy one may be too slow for it,
+which looks like another secret."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
 Greeting = TypeVar("Greeting")
 Caller = TypeVar("Caller")
@@ -298,11 +301,12 @@ def call(
     """Connect to the driver at one of `addresses`, and greet it as `machine_link.call` does.
 
     `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
-    address. If a process that listens there refuses the connection, raise :class:`WrongSecret`.
+    address. If a process that listens there refuses the connection for some seconds, raise :class:`WrongSecret`.
     """
     from pytest_accel.features.launchers import machine_link  # Imported here, since it needs pyzmq.
 
     deadline = monotonic() + timeout
+    refused_since: float | None = None
     errors: dict[str, str] = {}
     seen: set[str] = set()
     while True:
@@ -311,10 +315,12 @@ def call(
                 link = machine_link.call(address, port, key, hello)
                 step("is connected to %s at %s, port %d", driver, address, port)
                 return link
-            except WrongSecret:
-                raise
             except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
                 errors[address] = f"{address}: {error}"
+                if isinstance(error, WrongSecret):
+                    refused_since = refused_since or monotonic()
+                    if monotonic() >= refused_since + _REFUSED_TIMEOUT:
+                        raise
                 step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
         if monotonic() >= deadline:
             raise ConnectionError("; ".join(errors.values()))

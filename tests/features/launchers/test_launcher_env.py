@@ -345,7 +345,8 @@ def connect_to(where: Address) -> socket.socket:
     return made
 
 
-def test_a_process_with_another_secret_ends_at_once(address: Address) -> None:
+def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_REFUSED_TIMEOUT", 0.0)
     found: dict[int, object] = {}
     theirs = replace(address, key=driver_key("the secret of somebody else", ("mpirun", "a")))
     thread = join_as(found, hello(1, host="remote-node"), theirs)
