@@ -22,9 +22,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import count
-from typing import Any
 
 import zmq
 from msgspec import Struct
@@ -53,6 +51,8 @@ _CALL_TIMEOUT = 3.0
 """Seconds that an attempt to connect may take."""
 _LONGEST = 1 << 24
 """Maximum number of bytes in a message."""
+_CHUNK = 1 << 16
+"""Maximum number of bytes of a stream in one message."""
 _NO_STREAM = 0
 """The number of messages that belong to no stream."""
 _CLOCK = struct.Struct("!d")
@@ -62,59 +62,16 @@ Target = AgentTarget | InspectorTarget | RankTarget
 """The target of a stream."""
 
 
-class _Stream(asyncio.Protocol):
-    """This end of a stream: a local socket, whose data becomes messages."""
-
-    def __init__(self, send: Callable[[bytes], bool], on_end: Callable[[], object]) -> None:
-        self._send = send
-        self._on_end = on_end
-        self._transport: Any = None
-        """None until the loop has taken on the socket."""
-        self._early: list[bytes] = []
-        """The data that has come before."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        for data in self._early:
-            self.write(data)
-
-    def write(self, data: bytes) -> None:
-        """Write data from the other machine; without data, end the stream once all is written.
-
-        What waits here is not bounded, since one slow reader must not block the others; senders truncate everything
-        that they send to a driver.
-        """
-        if self._transport is None:
-            self._early.append(data)
-        elif not data:
-            self._transport.close()
-        elif not self._transport.is_closing():
-            self._transport.write(data)
-
-    def abort(self) -> None:
-        """End the stream now."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if not self._send(data):
-            self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        # The socket may also be open in a process that a test has forked.
-        with suppress(OSError):
-            self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-        self._on_end()
-
-
 class _MachineLink(ABC):
     """One end of the connections: a zmq socket with its own context, an event loop, and the open streams."""
 
     def __init__(self, kind: int) -> None:
         self.loop = GuardedLoop()  # The driver's process runs code of the suite.
-        self._streams: dict[tuple[bytes, int], _Stream] = {}
-        """The streams by the name of the agent, empty in an agent, and their number."""
-        self._opening: set[asyncio.Task[Any]] = set()
+        self._streams: dict[tuple[bytes, int], asyncio.Queue[bytes]] = {}
+        """The data that has come for each open stream from the other machine, by the name of the agent (empty in an
+        agent) and the number of the stream. It is not bounded, since one slow reader must not block the others; senders
+        truncate everything that they send to a driver."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
         options = {
@@ -146,12 +103,11 @@ class _MachineLink(ABC):
         """End the streams and the connections; the loop must not be running. No-op if that has been done."""
         if self._socket.closed:
             return
-        if self._opening:
-            self.loop.run_until_complete(asyncio.wait(self._opening))
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.abort()
-        self.loop.run_until_complete(asyncio.sleep(0))
+        self._streams.clear()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            self.loop.run_until_complete(asyncio.wait(self._tasks))
         self.loop.remove_reader(self._descriptor)
         self._context.destroy(linger=0)
 
@@ -178,16 +134,49 @@ class _MachineLink(ABC):
                 self._on_message(b"".join(peer), int.from_bytes(number, "big"), data)
 
     def _open(self, peer: bytes, number: int, end: socket.socket) -> None:
-        """Carry the bytes of `end`, which is closed at the end of the stream."""
+        """Carry the bytes of `end`, and close it at the end of the stream."""
 
-        def on_end() -> None:
+        def on_end(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            with end, suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # It may also be open in a process that a test has forked.
+
+        inbox = self._streams[peer, number] = asyncio.Queue()
+        task = self.loop.create_task(self._carry(peer, number, end, inbox))
+        self._tasks.add(task)
+        task.add_done_callback(on_end)
+
+    async def _carry(self, peer: bytes, number: int, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
+        over = asyncio.Event()
+
+        def on_data() -> None:
+            try:
+                data = end.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data or not self._put(peer, number, data):
+                over.set()
+
+        end.setblocking(False)
+        writing = self.loop.create_task(self._write(end, inbox))
+        self.loop.add_reader(end, on_data)
+        try:
+            await over.wait()
+        finally:
+            self.loop.remove_reader(end)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
             if self._streams.pop((peer, number), None) is not None:
                 self._put(peer, number, b"")
 
-        stream = self._streams[peer, number] = _Stream(partial(self._put, peer, number), on_end)
-        opening = self.loop.create_task(self.loop.create_connection(lambda: stream, sock=end))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+    async def _write(self, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
+        # What the process there has written before it closed its end is still carried. An asyncio transport drops it.
+        with suppress(OSError):
+            while data := await inbox.get():
+                await self.loop.sock_sendall(end, data)
+            end.shutdown(socket.SHUT_RDWR)
 
 
 class DriverLink(_MachineLink):
@@ -288,9 +277,9 @@ class DriverLink(_MachineLink):
             # An agent that was heard until now has ended; otherwise the kernel has given up on its machine.
             is_silent = monotonic() - heard >= _SILENCE - _PROBE_INTERVAL
             on_lost(f"it did not answer for {_SILENCE} s" if is_silent else None)
-        for (other, _), stream in self._streams.items():
+        for (other, _), inbox in self._streams.items():
             if other == peer:
-                stream.write(b"")
+                inbox.put_nowait(b"")
 
     def _ping(self) -> None:
         self.loop.call_later(_PING_INTERVAL, self._ping)
@@ -305,8 +294,8 @@ class DriverLink(_MachineLink):
             self._on_join(peer.decode(), data)
         elif peer in self._heard:
             self._heard[peer] = monotonic()
-            if (stream := self._streams.get((peer, number))) is not None:
-                stream.write(data)
+            if (inbox := self._streams.get((peer, number))) is not None:
+                inbox.put_nowait(data)
 
 
 class AgentLink(_MachineLink):
@@ -382,8 +371,8 @@ class AgentLink(_MachineLink):
             self._numbers.add(number)
             if not (data := self._open_stream(number, data)):
                 return
-        if (stream := self._streams.get((b"", number))) is not None:
-            stream.write(data)
+        if (inbox := self._streams.get((b"", number))) is not None:
+            inbox.put_nowait(data)
 
     def _open_stream(self, number: int, data: bytes) -> bytes:
         """Open the stream to the target that `data` names; return the bytes that follow."""

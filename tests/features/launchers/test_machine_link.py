@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,20 @@ def test_calls_are_routed_to_their_targets(ends: Ends) -> None:
         there.sendall(b"welcome")
         there.close()
         assert read_all(here) == b"welcome"
+
+
+def test_data_is_carried_although_its_sender_has_closed_the_connection_and_data_comes_for_it(ends: Ends) -> None:
+    """So the pool retires a rank, which is ready at the same time."""
+    stopped = threading.Event()
+    with rank(ends, 0) as (here, there):
+        ends.driver.loop.call_soon_threadsafe(stopped.wait)
+        there.sendall(b"ready")
+        time.sleep(0.5)  # It is there first when the driver's link goes on.
+        here.sendall(b"end")
+        here.close()
+        stopped.set()
+        there.settimeout(30)
+        assert there.recv(64) == b"end"
 
 
 def test_the_end_of_the_agent_is_noticed(ends: Ends) -> None:
