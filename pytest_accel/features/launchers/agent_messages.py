@@ -33,15 +33,12 @@ class Hello(Struct, frozen=True):
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""
     """The machine's host name."""
+    machine: str = ""
+    """The result of `machine_identity`, equal for processes that share a file system; empty on one machine."""
     address: str = ""
-    """The address of this machine in its connection to rank 0; empty on one machine."""
+    """The address of this machine in its connection to rank 0."""
     driver_address: str = ""
     """The address of rank 0's machine in that connection."""
-
-    @property
-    def machine(self) -> tuple[str, ...]:
-        """Identifies the machine or container in the session; empty for rank 0's."""
-        return () if self.address == self.driver_address else (self.host, self.address)
 
 
 class End(Struct, frozen=True, tag=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core import log
 from pytest_accel.core.kinds import OWN_KINDS
@@ -58,7 +59,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         for name in of_a_rank(os.environ):
             del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
         if where is not None:
-            session = _enter_several(process, hello, where)
+            session = _enter_several(process, structs.replace(hello, machine=rendezvous.machine_identity()), where)
         elif process.rank != 0:
             raise SystemExit(wait_for_end(rendezvous.join(process, hello)))
         else:
@@ -151,16 +152,18 @@ class LaunchedSession:
         """The other processes, by rank."""
         self.clients: dict[int, AgentClient] = {}
         """The agents that start ranks, by the number of the machine."""
-        self._groups: dict[tuple[str, ...], list[Hello]] = {}
+        self._groups: dict[str, list[Hello]] = {}
         """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
         for hello in hellos:
             self._groups.setdefault(hello.machine, []).append(hello)
         self.machines = []
-        own_address = next((hello.driver_address for hello in hellos if hello.machine), "")
-        hosts = [group[0].host for group in self._groups.values()]
-        for machine, host in zip(self._groups, hosts, strict=True):
-            address = machine[1] if machine else own_address
-            self.machines.append(RankMachine(host if hosts.count(host) == 1 else f"{host} ({address})", address))
+        firsts = [group[0] for group in self._groups.values()]
+        hosts = [hello.host for hello in firsts]
+        own_address = firsts[-1].driver_address
+        for hello in firsts:
+            address = hello.address or own_address
+            name = hello.host if hosts.count(hello.host) == 1 else f"{hello.host} ({address})"
+            self.machines.append(RankMachine(name, address))
         self.layout = Layout(tuple(machine.name for machine in self.machines), process.size // len(self.machines))
         self._session: pytest.Session | None = None
         self._strict = False

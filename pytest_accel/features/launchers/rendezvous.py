@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -103,6 +104,19 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     return Address(host, int(port) + (environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"), key)
 
 
+def machine_identity() -> str:
+    """Return a text that identifies this machine or container.
+
+    Processes with the same identity see the same file systems, process ids and network (namespaces(7)). Addresses and
+    host names do not tell: they may be equal on different machines.
+    """
+    found = [platform.node()]
+    with suppress(OSError):
+        found = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()]
+        found += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid")]
+    return " ".join(found)
+
+
 def _gather(
     process: LauncherEnv, accept: Callable[[float], tuple[Caller, Hello] | None], timeout: float
 ) -> dict[int, tuple[Caller, Hello]]:
@@ -126,7 +140,7 @@ def _gather(
         found[hello.rank] = met  # A process whose first call took too long calls again.
         left = [rank for rank in absent if rank != hello.rank]
         more = f"; still waits for {ranks_text(left)}" if left else ""
-        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.address else "of this machine", more)
+        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.machine else "of this machine", more)
     return dict(sorted(found.items()))
 
 

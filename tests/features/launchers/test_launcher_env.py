@@ -179,7 +179,7 @@ def hello(rank: int, **other: object) -> Hello:
         ({"rootdir": "/there"}, "root directory: rank 0 has /here, rank 2 has /there"),
         ({"masks": {}}, "visible devices: rank 0 has A=0,1, rank 2 has no mask"),
         (
-            {"host": "there", "address": "10.0.0.2"},
+            {"machine": "there"},
             "different numbers of processes on the machines (2, 1): start as many on each",
         ),
     ],
@@ -191,7 +191,7 @@ def test_a_difference_between_processes_names_both_values(other: dict[str, objec
 
 
 def test_machines_may_have_different_devices() -> None:
-    assert find_difference("srun", [hello(0, masks={"A": "0"}), hello(1, masks={"A": "1"}, address="10.0.0.2")]) is None
+    assert find_difference("srun", [hello(0, masks={"A": "0"}), hello(1, masks={"A": "1"}, machine="there")]) is None
 
 
 def world(rank: int) -> LauncherEnv:
