@@ -1,9 +1,9 @@
 """The rendezvous of a launcher's processes: at a Unix socket on one machine, and over the network on several.
 
-The path of the Unix socket follows from user and job. On several machines rank 0 listens at ``MASTER_ADDR`` and
-``MASTER_PORT`` (`machine_link`), or at the next port if the agents of torchrun have a store there. The user exports a
-secret, and what the launcher does not set. A random secret in that store was rejected: every process that reaches the
-store could read it, and each process would import torch to do so.
+The path of the Unix socket follows from user and job. On several machines rank 0 listens on a TCP port at
+the address ``MASTER_ADDR`` (`machine_link`). torchrun's agents share a store there
+(``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves the port and a random secret. Under other launchers the user
+exports the port and the secret.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import hashlib
 import os
 import platform
 import queue
+import secrets
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +31,7 @@ from msgspec import Struct, structs
 from pytest_accel.core import log
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
@@ -53,6 +57,20 @@ _RETRY_INTERVAL = 0.05
 _REFUSED_TIMEOUT = 5.0
 """Seconds for which to retry if the process at rank 0's address ends the handshake: a busy one may be too slow for it,
 which looks like another secret."""
+_STORE = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+
+host, port, key, seconds = sys.argv[1:]
+store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=float(seconds)))
+value = sys.stdin.read()
+if value:
+    store.set(key, value)
+else:
+    sys.stdout.write(store.get(key).decode())
+"""
+"""Program of the process that accesses the store of torchrun's agents (`_ask_store`)."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
 Greeting = TypeVar("Greeting")
 Caller = TypeVar("Caller")
@@ -64,12 +82,17 @@ class RendezvousError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address at which processes of several machines meet, and the key that follows from their secret."""
+    """The address at which processes of several machines meet, and the secret."""
 
     host: str
     port: int
-    key: bytes
-    """The private key of rank 0."""
+    secret: bytes
+    """The user's secret; empty if there is none and the random value in the agents' store suffices."""
+    key: str | None
+    """Key under which rank 0 leaves its port and secret in the agents' store, which listens at `port`; None if rank 0
+    itself listens there."""
+    job: tuple[str, ...]
+    """Distinguishes this job from others with the same secret."""
 
 
 def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | None:
@@ -92,16 +115,21 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
             f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an address of rank 0's machine at which "
             f"the others reach it, and MASTER_PORT, a free port there {_ALONE}"
         )
-    secret = environ.get(job_secret.VARIABLE, "").strip()
-    if len(secret) < job_secret.SHORTEST:
+    try:
+        secret = job_secret.read_secret(environ)
+    except job_secret.SecretError as error:
+        raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
+    key = None
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    elif not secret:
         raise RendezvousError(
-            f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret of at least "
-            f"{job_secret.SHORTEST} characters, by which they know each other. Export {job_secret.VARIABLE} with the "
-            f"same value to all of them: {job_secret.HOW_TO_MAKE_ONE} {_ALONE}"
+            f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret by which they "
+            f"know each other. Export {job_secret.VARIABLE} with the same value to all of them: "
+            f"{job_secret.HOW_TO_MAKE_ONE} {_ALONE}"
         )
-    key = job_secret.driver_key(secret, (process.launcher, str(process.size), host, port, *process.job))
-    # The agents of torchrun have a store at the port.
-    return Address(host, int(port) + (environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"), key)
+    job = (process.launcher, str(process.size), host, port, *process.job)
+    return Address(host, int(port), secret, key, job)
 
 
 def machine_identity() -> str:
@@ -260,10 +288,13 @@ def gather_machines(
     from pytest_accel.features.launchers.machine_link import DriverLink
 
     calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+    random = secrets.token_bytes(32)
+    port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
     try:
-        link = DriverLink(where.key, where.port, lambda *call: calls.put(call))
+        key = job_secret.driver_key(secret, where.job)
+        link = DriverLink(key, port, lambda *call: calls.put(call))
     except OSError as error:
-        raise RendezvousError(f"rank 0 cannot listen at port {where.port}: {error}; set another MASTER_PORT") from None
+        raise RendezvousError(f"rank 0 cannot listen at port {port}: {error}; set another MASTER_PORT") from None
 
     def accept(seconds: float) -> tuple[str, Hello] | None:
         with suppress(queue.Empty, ValueError):
@@ -276,6 +307,9 @@ def gather_machines(
             interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
             step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
             step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
+        if where.key is not None:
+            step("tells its port to the store of torchrun's agents at %s, port %d", where.host, where.port)
+            _ask_store(where, f"{link.port} {random.hex()}", timeout)
         return _gather(process, accept, timeout), link
     except BaseException:
         link.close()
@@ -287,14 +321,19 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    step("looks for rank 0 at %s, port %d", where.host, where.port)
-    there = f"{where.host}, port {where.port}"
+    port, secret = where.port, where.secret
+    if where.key is not None:
+        step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
+        port, random = _read_store(where, timeout)
+        secret = job_secret.mixed(random, where.secret)
+    step("looks for rank 0 at %s, port %d", where.host, port)
+    there = f"{where.host}, port {port}"
 
     def hello(address: str, driver_address: str) -> Hello:
         return structs.replace(own, address=address, driver_address=driver_address)
 
     try:
-        return call([where.host], where.port, where.key, timeout, "rank 0", hello)
+        return call([where.host], port, job_secret.driver_key(secret, where.job), timeout, "rank 0", hello)
     except WrongSecret:
         raise RendezvousError(
             f"the process that listens for rank 0 at {there}, has another secret ({job_secret.VARIABLE}) than rank "
@@ -339,6 +378,38 @@ def call(
         if monotonic() >= deadline:
             raise ConnectionError("; ".join(errors.values()))
         time.sleep(_RETRY_INTERVAL)
+
+
+# The store of torchrun's agents
+
+
+def _ask_store(where: Address, value: str, timeout: float) -> str:
+    """Set the value in the agents' store to `value`; if `value` is empty, wait for a value and return it.
+
+    A separate process does this: the protocol is torch's, and this process must not import torch.
+    """
+    assert where.key is not None
+    command = python_command(_STORE, where.host, str(where.port), where.key, str(timeout), path=sys.path)
+    done = subprocess.run(command, input=value, capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise RendezvousError(f"the store of torchrun's agents at {where.host}:{where.port} cannot be used: {last}")
+    return done.stdout
+
+
+def _read_store(where: Address, timeout: float) -> tuple[int, bytes]:
+    """Wait until rank 0 has set the value in the agents' store; return its port and the random secret.
+
+    Raise :class:`RendezvousError` if the value is malformed: every process that reaches the store can set it.
+    """
+    port, _, random = _ask_store(where, "", timeout).partition(" ")
+    try:
+        return int(port) % 0x10000, bytes.fromhex(random)
+    except ValueError as error:
+        raise RendezvousError(
+            f"the store of torchrun's agents at {where.host}:{where.port} has no valid value of rank 0 at {where.key}: "
+            f"{error}"
+        ) from None
 
 
 def own_interfaces() -> list[tuple[str, str]]:

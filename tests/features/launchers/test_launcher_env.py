@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import socket
 import subprocess
@@ -19,7 +20,6 @@ from pytest_accel.core.kill import identity
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.features.launchers import machine_link, rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.job_secret import driver_key
 from pytest_accel.features.launchers.launched_session import find_difference
 from pytest_accel.features.launchers.rendezvous import (
     Address,
@@ -261,40 +261,43 @@ def test_the_rendezvous_of_several_machines_is_read_from_the_environment() -> No
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     found = find_address(exported, process)
     assert found is not None
-    assert (found.host, found.port) == ("node-0", 29511)
+    assert (found.host, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
     assert found == find_address(exported, process._replace(rank=3, local_rank=1))
-    # The agents of torchrun listen at the port.
-    assert find_address({**exported, "TORCHELASTIC_USE_AGENT_STORE": "True"}, process) == replace(found, port=29512)
-    # Each job, and each secret, has another key.
-    for other in (
-        find_address(exported, process._replace(job=("b",))),
-        find_address({**exported, "PYTEST_ACCEL_SECRET": f"{SECRET}!"}, process),
-    ):
-        assert other is not None
-        assert other.key != found.key
+    assert found == replace(found, job=("mpirun", "4", "node-0", "29511", "a"))
+    agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert find_address(agents, process) == replace(found, key="pytest-accel/2")
+    unsaid = {**agents, "PYTEST_ACCEL_SECRET": ""}
+    assert find_address(unsaid, process) == replace(found, key="pytest-accel/2", secret=b"")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
             find_address({**exported, name: ""}, process)
 
 
-@pytest.mark.parametrize("secret", ["", "guess me\n"])
-def test_a_process_without_a_usable_secret_ends_at_once(secret: str) -> None:
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        ("", r"rank 3 on .* has no secret .*Export PYTEST_ACCEL_SECRET with the same value"),
+        ("guess me\n", r"rank 3 on .*PYTEST_ACCEL_SECRET has 8 characters; at least 16 are needed"),
+    ],
+)
+def test_a_process_without_a_usable_secret_ends_at_once(secret: str, text: str) -> None:
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": secret}
     process = LauncherEnv("srun", 3, 4, 1, 2, ("a",))
-    text = r"rank 3 on .* has no secret of at least 16 characters, .*Export PYTEST_ACCEL_SECRET with the same value"
     with pytest.raises(RendezvousError, match=text) as raised:
         find_address(exported, process)
     # The command in the message makes a secret.
     (command,) = re.findall(r"export (PYTEST_ACCEL_SECRET=\$\(.*?\)\)'\))", str(raised.value))
     made = subprocess.run(f"{command}; printf %s $PYTEST_ACCEL_SECRET", shell=True, check=True, capture_output=True)
-    assert find_address({**exported, "PYTEST_ACCEL_SECRET": made.stdout.decode()}, process) is not None
+    found = find_address({**exported, "PYTEST_ACCEL_SECRET": made.stdout.decode()}, process)
+    assert found is not None
+    assert found.secret == made.stdout
 
 
 @pytest.fixture
 def address() -> Address:
     """Provide a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        return Address("127.0.0.1", free.getsockname()[1], driver_key(SECRET, ("mpirun", "a")))
+        return Address("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
 
 def test_processes_of_other_machines_are_accepted_and_strangers_are_rejected(address: Address) -> None:
@@ -345,18 +348,29 @@ def connect_to(where: Address) -> socket.socket:
     return made
 
 
-def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("theirs", ["the secret of somebody else", ""])
+def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
+    """Without a secret, it has that in the store of torchrun's agents alone."""
+    stored: queue.Queue[str] = queue.Queue()
+
+    def ask_store(where: Address, value: str, timeout: float) -> str:
+        if value:
+            stored.put(value)
+        return value or stored.get()
+
     monkeypatch.setattr(rendezvous, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(rendezvous, "_ask_store", ask_store)
+    where = address if theirs else replace(address, key="pytest-accel/0")
     found: dict[int, object] = {}
-    theirs = replace(address, key=driver_key("the secret of somebody else", ("mpirun", "a")))
-    thread = join_as(found, hello(1, host="remote-node"), theirs)
-    with pytest.raises(RendezvousError, match="ranks 1-2 did not connect within 4 s"):
-        gather_machines(world(0), address, 4)
+    own = hello(1, host="remote-node")
+    thread = join_as(found, own, replace(where, secret=theirs.encode()))
+    with pytest.raises(RendezvousError, match="ranks 1-2 did not connect within 4 s") as raised:
+        gather_machines(world(0), where, 4)
     thread.join()
 
     text = "has another secret (PYTEST_ACCEL_SECRET) than rank 1 on remote-node, or belongs to another job"
     assert text in str(found[1])
-    assert "somebody else" not in str(found[1])
+    assert not any("somebody else" in text or SECRET in text for text in (str(found[1]), str(raised.value)))
 
 
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:

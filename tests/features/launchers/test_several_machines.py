@@ -59,7 +59,7 @@ def torchrun(two_machines: Machines, per_node: int) -> tuple[str, ...]:
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
         words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29400", "--rdzv-id=one"]
         words += [f"--local-addr={ADDRESSES[machine]}", "-m", "pytest"]
-        return shlex.join([*two_machines.on(machine), "env", f"PYTEST_ACCEL_SECRET={SECRET}", *words])
+        return shlex.join([*two_machines.on(machine), *words])
 
     return run_both(agent(1), agent(0))
 
