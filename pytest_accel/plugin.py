@@ -109,10 +109,9 @@ def pytest_load_initial_conftests(
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
     if not _is_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        if LAUNCHED not in early_config.stash:
-            from pytest_accel import early_start
+        from pytest_accel import early_start
 
-            early_start.start_server(early_config)
+        early_start.start_server(early_config)
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 options.remove_output(path, option)  # If a conftest fails, no later hook is called.

@@ -10,24 +10,24 @@ from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
 from pytest_accel.features.launchers.missing_places import missing_place
-from pytest_accel.features.launchers.placement import Layout, RankMachine
+from pytest_accel.features.launchers.placement import Layout
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
+from pytest_accel.hardware.inventory import KindSpec, Machine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
-TWO_NODES = Layout((RankMachine("one", "10.0.0.1", (0, 1)), RankMachine("two", "10.0.0.2", (2, 3))))
+TWO_NODES = Layout(("one", "two"), 2)
 
 
 class _Launched:
-    """Processes that torchrun has started; `remote` are the devices of each other machine."""
+    """Processes that torchrun has started."""
 
-    def __init__(self, layout: Layout, remote: Inventory | str) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.capacity = layout.capacity
-        self._layout, self._remote = layout, remote
+        self._layout = layout
 
     def missing(self, key: WorldKey, resources: Resources) -> str | None:
-        return missing_place(key, self._layout, "torchrun", resources, lambda machine: self._remote)
+        return missing_place(key, self._layout, "torchrun", resources)
 
 
 def resources(
@@ -36,7 +36,6 @@ def resources(
     settings: Settings = Settings(),  # noqa: B008 - immutable.
     *,
     layout: Layout | None = None,
-    remote: Inventory | str = "nobody asks other nodes here",
     launcher_missing: str | None = None,
     hypothetical: bool = False,
 ) -> Resources:
@@ -48,7 +47,7 @@ def resources(
         settings,
         lambda launcher: launcher_missing,
         lambda plan, at_least, resources: pytest.fail("no test here takes all devices"),
-        None if layout is None else cast(Any, _Launched(layout, remote)),
+        None if layout is None else cast(Any, _Launched(layout)),
         hypothetical,
     )
 

@@ -31,8 +31,8 @@ class PlaceStarter(Starter[Own], Protocol[Own]):
 class Elsewhere(Protocol):
     """Other machines, on which a session starts ranks."""
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
-        """Return the starter of ranks on these machines."""
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any] | None:
+        """Return the starter of ranks on these machines; None if this machine is the only one."""
 
 
 class ClusterConnection(Elsewhere, Protocol):

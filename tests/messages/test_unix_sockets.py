@@ -22,7 +22,6 @@ from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
 
 OTHER_USER = 1002
@@ -199,23 +198,20 @@ def test_the_owner_of_the_lock_folder_cannot_intercept_the_rendezvous(
     connections: list[Connection] = []
 
     def join_rendezvous(rank: int) -> None:
-        connection = join(WORLD, hello(rank), None, 60)
-        assert isinstance(connection, Connection)
-        connection.send_bytes(encode(hello(rank)))
-        connections.append(connection)
+        connections.append(join(WORLD, hello(rank), 60))
 
     with run_as_other_user(_EXCHANGE, *args) as other:
         assert read_line(other) == "listening"
         threads = [threading.Thread(target=join_rendezvous, args=[rank]) for rank in (1, 2)]
         for thread in threads:
             thread.start()
-        gathered, _ = gather(WORLD, hello(0), None, 60)
+        gathered = gather(WORLD, 60)
         for thread in threads:
             thread.join()
         (common / "go").unlink()
         assert read_line(other) == "0 Operation not permitted"
     assert list(gathered) == [1, 2]
-    for connection in (*connections, *(connection for _, connection in gathered.values())):
+    for connection in (*connections, *(connection for connection, _ in gathered.values())):
         connection.close()
 
 
@@ -225,24 +221,24 @@ def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporar
         other.wait()
     requirement = "must be a folder of user 0 with mode 0700; remove it, or have its owner or root remove it"
     text = rf"^{path}, where the processes .* it is a folder of user {OTHER_USER} with mode 0700, and {requirement}$"
-    for call in (lambda: gather(WORLD, hello(0), None, 1), lambda: join(WORLD, hello(1), None, 1)):
+    for call in (lambda: gather(WORLD, 1), lambda: join(WORLD, hello(1), 1)):
         with pytest.raises(RendezvousError, match=text):
             call()
     path.rmdir()
     path.symlink_to("/root")
     with pytest.raises(RendezvousError, match="it is no folder of user 0"):
-        gather(WORLD, hello(0), None, 1)
+        gather(WORLD, 1)
     path.unlink()
     path.mkdir()
     path.chmod(0o750)
     with pytest.raises(RendezvousError, match="with mode 0750"):
-        gather(WORLD, hello(0), None, 1)
+        gather(WORLD, 1)
     path.rmdir()
     assert stat.S_IMODE(os.stat(os.path.dirname(rendezvous_path(WORLD))).st_mode) == 0o700
     # The owner of the parent folder could replace the folder.
     os.chown(temporary, OTHER_USER, OTHER_USER)
     with pytest.raises(RendezvousError, match=rf"^{temporary}, .*: it belongs to user {OTHER_USER}, who can replace"):
-        gather(WORLD, hello(0), None, 1)
+        gather(WORLD, 1)
 
 
 def test_a_session_creates_its_folder_where_no_other_user_can_replace_it(

@@ -1,25 +1,25 @@
-"""The agent of a launched process other than rank 0, or of a cluster's machine. Its fork server forks ranks.
+"""The agent of a machine: a launched process other than rank 0, or on a cluster. Its fork server forks ranks.
 
 The agent is not a rank itself. So the launcher sees no process exit when a rank dies or hangs, and the world can be
-replaced as without a launcher. The agent prints nothing, except an error of its connection to the driver.
+replaced as without a launcher. The agent prints nothing, except an error of its connection to the driver. It has a
+session's folder of its own, and leases devices of its machine for the driver. Each request is a connection of its own
+(`agent_messages`).
 
-An agent on the driver's machine uses the session's folder. An agent on another machine has a folder of its own, and
-leases devices of its machine for the driver. Each request is a connection of its own (`agent_messages`).
+In a session on several machines, each launched process but rank 0 is an agent. The driver uses one on each machine; the
+others wait for the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
-import signal
 import socket
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from traceback import format_exc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -30,60 +30,48 @@ from pytest_accel.core.paths import rank_path, server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import (
-    AgentTarget,
     End,
-    InventoryRequest,
+    KillServer,
+    LeaseReply,
     LeaseRequest,
     LeaseWanted,
-    Reply,
     ServerEnded,
     StartServer,
     WatchServer,
 )
-from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError, shown_devices
+from pytest_accel.features.launchers.machine_link import AgentLink, Target
+from pytest_accel.features.launchers.reserved_devices import shown_devices
+from pytest_accel.features.launchers.waiting_process import DRIVER_LOST, EXIT_TIMEOUT, ignore_interrupts, use_cores
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.shared_folder import PlaceError
-from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
-if TYPE_CHECKING:
-    from pytest_accel.features.launchers.machine_link import AgentLink, Target
 
-_DRIVER_LOST = 1
-"""Exit status of an agent whose driver has exited without sending `End`."""
-_EXIT_TIMEOUT = 30.0
-"""Seconds that a driver may take to exit after it has sent `End`, and a fork server after the loss of its driver."""
-
-
-def serve_driver(driver: Connection | AgentLink, hello: Struct, until: int | None = None) -> int:
-    """Greet the driver with `hello`, and serve it until it exits; return the exit status for this process.
-
-    The service also ends once the descriptor `until` becomes readable.
-    """
-    # The driver handles a Ctrl-C at the terminal. Ranks would inherit that a signal is ignored, but no handler.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda number, frame: None)
-    return _Agent(driver).run(hello, until)
+def serve_driver(link: AgentLink) -> int:
+    """Serve the driver until it exits; return the exit status for this process."""
+    ignore_interrupts()
+    return _Agent(link).run()
 
 
 class _Agent:
     """The agent's state: its current fork server, the server's folder, the leases, and the exit status.
 
-    All runs in the thread of one event loop, except the inspector and the wait for the fork server, which take long.
+    All runs in the loop of the link, except the inspector and the wait for the fork server, which take long.
     """
 
-    def __init__(self, driver: Connection | AgentLink) -> None:
-        self._loop = asyncio.SelectorEventLoop()
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
+        self._loop = link.loop
         self._loop.set_exception_handler(lambda loop, context: self._fail(context))
-        self._link = None if isinstance(driver, Connection) else driver
-        self._connection = driver if isinstance(driver, Connection) else driver.start(self._open_target)
         self._over: asyncio.Future[str | None] = self._loop.create_future()
         """Set once the connection to the driver has ended, with an error that only this end knows, or None."""
         self._server: OwnServer | None = None
@@ -94,54 +82,36 @@ class _Agent:
         """The session's data for the last fork server, with the folder that it uses."""
         self._end: End | None = None
         """The driver's last message."""
-        self._owns_folder = self._link is not None
         self._leases: tuple[Machine, Leases] | None = None
         self._held: dict[HeldLease, Connection] = {}
         """The connections of the leases that the driver has."""
         self._tasks: set[asyncio.Task[None]] = set()
+        link.serve(self._open_target, self._finish)
 
-    def run(self, hello: Struct, until: int | None) -> int:
+    def run(self) -> int:
         """Serve the driver until it exits; return the exit status."""
-        with suppress(OSError):  # The driver has exited, which is noticed below.
-            self._connection.send_bytes(encode(hello))
         step("serves the driver")
-        self._loop.add_reader(self._connection, self._receive)
-        if until is not None:
-            self._loop.add_reader(until, self._finish)
         try:
             why = self._loop.run_until_complete(self._over)
             step("the connection to the driver has ended%s", "" if why is None else f": {why}")
             if why is not None:
                 print(f"accel: the connection to the driver has ended: {why}", file=sys.stderr, flush=True)
-            if self._end is None:
-                # The driver's fork server removes the folder, but ranks of this agent may write files there afterwards.
-                self._owns_folder = True
-                return _DRIVER_LOST
-            # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its
-            # connection on this machine ends before the launcher can see its exit status.
-            if self._link is None and (exit := prctl.end_of(self._end.driver)) is not None:
-                select.select([exit], [], [], _EXIT_TIMEOUT)
-                os.close(exit)
-            return self._end.status
+            return DRIVER_LOST if self._end is None else self._end.status
         finally:
             self._close()
 
     def _close(self) -> None:
         """Wait for the fork server, which exits since its connection is closed, and clean up after it."""
-        self._loop.remove_reader(self._connection)
-        self._connection.close()
-        if self._link is not None:
-            self._link.close()
-        if self._server is not None and not self._server.wait(_EXIT_TIMEOUT):
+        self._link.disconnect()
+        if self._server is not None and not self._server.wait(EXIT_TIMEOUT):
             self._server.kill()
             self._server.wait(KILL_TIMEOUT)
         self._loop.run_until_complete(self._end_tasks())
         if self._leases is not None:
             self._leases[1].close()
-        self._loop.close()
+        self._link.close()
         step("ends")
-        if self._owns_folder:
-            self._remove_folder()
+        self._remove_folder()
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -158,27 +128,41 @@ class _Agent:
 
     # Connections of the driver
 
-    def _receive(self) -> None:
-        """Receive a connection from the driver, on the same machine."""
-        try:
-            target: AgentTarget = decode(self._connection.recv_bytes(), AgentTarget)
-            end = socket.socket(fileno=fd_passing.receive(self._connection, 1)[0])
-        except (EOFError, OSError):
-            self._finish()
-        else:
-            self._serve(target, end)
-
-    def _open_target(self, target: Target) -> tuple[socket.socket, int | None]:
-        """See :meth:`AgentLink.start`."""
+    def _open_target(self, target: Target) -> socket.socket:
+        """See :meth:`AgentLink.serve`."""
         if isinstance(target, RankTarget):
-            path = rank_path(self._directory, target.world, target.rank, "sock")
-            return unix_sockets.connect(path), prctl.end_of(target.pid)
+            rank = unix_sockets.connect(rank_path(self._directory, target.world, target.rank, "sock"))
+            self._end_with(target.pid, rank)
+            return rank
         ours, end = unix_sockets.pair()
+        if isinstance(target, StartServer):
+            with end:
+                self._start(target, end)
+            return ours
+        call = Connection(end.detach())
         if isinstance(target, Inspection):
-            threads.start(answer, "accel-inspector", Connection(end.detach()), self._directory, target)
+            threads.start(answer, "accel-inspector", call, self._directory, target)
+        elif isinstance(target, WatchServer):
+            threads.start(self._watch, "accel-wait", self._server, self._failure, self._spec, call)
+        elif isinstance(target, LeaseRequest):
+            self._start_task(self._lease(target, call), call)
         else:
-            self._loop.call_soon_threadsafe(self._serve, target, end)
-        return ours, None
+            with call:
+                self._obey(target)
+        return ours
+
+    def _end_with(self, pid: int, rank: socket.socket) -> None:
+        """Have the connection to a rank end with the rank: a child of it may still hold the socket open."""
+        if (exit := prctl.end_of(pid)) is None:
+            return
+
+        def on_exit() -> None:
+            self._loop.remove_reader(exit)
+            os.close(exit)
+            with suppress(OSError):  # The connection has ended.
+                rank.shutdown(socket.SHUT_RDWR)  # Data that the rank has written can still be read.
+
+        self._loop.add_reader(exit, on_exit)
 
     @property
     def _directory(self) -> str:
@@ -186,29 +170,15 @@ class _Agent:
             raise FileNotFoundError("no fork server has been started")
         return self._spec.directory
 
-    def _serve(self, target: AgentTarget, end: socket.socket) -> None:
-        """Serve a connection, which this closes."""
-        if isinstance(target, StartServer):
-            with end:
-                self._start(target, end)
-            return
-        call = Connection(end.detach())
-        if isinstance(target, WatchServer):
-            threads.start(self._watch, "accel-wait", self._server, self._failure, self._spec, call)
-            return
-        if isinstance(target, LeaseRequest):
-            self._start_task(self._lease(target, call), call)
-            return
-        with call:
-            if isinstance(target, InventoryRequest):
-                self._send_inventory(target, call)
-            elif isinstance(target, End):
-                self._end = target
-                step("the driver ends with status %d", target.status)
-                self._loop.call_later(_EXIT_TIMEOUT, self._finish)  # The driver's exit ends the connection.
-            elif self._server is not None:
-                step("kills its fork server, as the driver wants")
-                self._server.kill()
+    def _obey(self, message: KillServer | End) -> None:
+        if isinstance(message, End):
+            self._end = message
+            step("the driver ends with status %d", message.status)
+            # The driver's exit ends the connection. A launcher terminates all processes if another one exits first.
+            self._loop.call_later(EXIT_TIMEOUT, self._finish)
+        elif self._server is not None:
+            step("kills its fork server, as the driver wants")
+            self._server.kill()
 
     def _start_task(self, work: Coroutine[object, object, None], call: Connection) -> None:
         """Start a task that uses `call`, and is cancelled when the driver closes `call`."""
@@ -229,7 +199,8 @@ class _Agent:
         """Start a fork server whose end of its connection to the driver is `end`."""
         self._server, self._failure = None, ""
         try:
-            self._spec = message.spec if self._link is None else self._own_spec(message, self._link.clock)
+            use_cores(message.cores)
+            self._spec = self._own_spec(message)
             self._server = spawn_here(self._spec, end, changed_environment(message.environment))
         except Exception as error:
             step("cannot start a fork server: %r", error)
@@ -237,37 +208,34 @@ class _Agent:
         else:
             step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
 
-    def _own_spec(self, message: StartServer, clock: float) -> SessionSpec:
-        """Return the session's data for a server on another machine than the driver's, with a new folder."""
+    def _own_spec(self, message: StartServer) -> SessionSpec:
+        """Return the session's data for a server on this machine, with a new folder."""
         self._remove_folder()
         session_folder.remove_dead()
         directory = session_folder.create()
         shared = os.path.exists(message.token)
         basetemp = message.spec.basetemp if shared else os.path.join(directory, "tmp")
         return structs.replace(
-            message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared
+            message.spec, directory=directory, basetemp=basetemp, remote=True, clock=self._link.clock, shared=shared
         )
 
     def _watch(self, server: OwnServer | None, log: str, spec: SessionSpec, call: Connection) -> None:
         """Wait for the end of the fork server, clean up after it, and tell the driver, with `log`.
 
-        On another machine than the driver's, processes that were started by ranks and outlived them are killed, too.
+        Processes that were started by ranks and outlived them are killed, too.
         """
         if server is not None:
             server.wait(None)
             step("fork server %d has exited: status %s", spec.server, server.process.returncode)
-            if self._link is not None:
-                kill_marked(spec.directory)
-                log = tail(server_log_path(spec.directory, spec.server))
+            kill_marked(spec.directory)
+            log = tail(server_log_path(spec.directory, spec.server))
         _send(call, ServerEnded(log))
         call.close()
 
     def _remove_folder(self) -> None:
-        if self._spec is None:
-            return
-        if self._link is not None:
+        if self._spec is not None:
             kill_marked(self._spec.directory)
-        session_folder.remove(self._spec.directory)
+            session_folder.remove(self._spec.directory)
 
     # The leases, with the locks of this machine
 
@@ -279,13 +247,6 @@ class _Agent:
             self._tasks.add(loop_tasks.start(self._leases[1].run()))
         return self._leases
 
-    def _send_inventory(self, message: InventoryRequest, call: Connection) -> None:
-        try:
-            reply = Reply(self._use(message.settings)[0].of(message.kind))
-        except Exception as error:
-            reply = Reply(error=str(error))
-        _send(call, reply)
-
     async def _lease(self, message: LeaseRequest, call: Connection) -> None:
         """Take a lease, tell the driver its devices, or why there is none, and keep it until this is cancelled."""
         # The lock file must name a process of this machine, for the other sessions here.
@@ -295,16 +256,18 @@ class _Agent:
             only = None
             if message.mask is not None:
                 only = shown_devices(machine, demand.key.kind, message.mask, message.need)
+            elif (missing := shortfall(message.need, machine.of(demand.key.kind))) is not None:
+                raise PlaceError(missing)
             lease = await leases.take(demand, need=message.need, only=only)
         except PlaceError as error:
-            _send(call, Reply(error=str(error), unfit=isinstance(error, UnfitDevicesError)))
+            _send(call, LeaseReply(error=str(error)))
             return
         except Exception:
-            _send(call, Reply(error=format_exc()))
+            _send(call, LeaseReply(error=format_exc()))
             return
         self._held[lease] = call
         try:
-            _send(call, Reply(devices=lease.devices))
+            _send(call, LeaseReply(devices=lease.devices))
             if lease.wanted:
                 self._wanted(lease)
             await self._loop.create_future()

@@ -1,7 +1,8 @@
-"""Messages between the driver and the agents of a session under a launcher or on a cluster.
+"""Messages between rank 0, the driver, and the other processes of a session under a launcher or on a cluster.
 
-Each request of the driver is a connection of its own, whose first message names its purpose. A request keeps what it
-gets, such as a lease, until the connection ends. So messages need no numbers, and the end of a process no message.
+Each request of the driver to an agent is a connection of its own, whose first message names its purpose. A request
+keeps what it gets, such as a lease, until the connection ends. So messages need no numbers, and the end of a process no
+message.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from pytest_accel.core.device import Device, DeviceNeed
-from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.settings.options import Settings
 
 
 class Hello(Struct, frozen=True):
-    """The greeting of a launched process, its first message to rank 0. It has no answer."""
+    """The greeting of a launched process, its first message to rank 0."""
 
     rank: int
     pid: int
@@ -29,16 +29,24 @@ class Hello(Struct, frozen=True):
     rootdir: str
     masks: Mapping[str, str]
     """The mask variables of this process that are set: they limit which devices it sees."""
+    cores: tuple[int, ...] = ()
+    """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""
     """The machine's host name."""
     machine: str = ""
-    """The result of `machine_identity`, equal for processes that can pass each other files and signals."""
+    """The result of `machine_identity`, equal for processes that share a file system; empty on one machine."""
     address: str = ""
-    """The address of this machine in its connection to rank 0; empty on rank 0's machine."""
+    """The address of this machine in its connection to rank 0."""
     driver_address: str = ""
     """The address of rank 0's machine in that connection."""
-    link: str = ""
-    """The name of the connection in rank 0's link; empty on rank 0's machine."""
+
+
+class End(Struct, frozen=True, tag=True):
+    """Exit with `status` once the driver has exited. An agent closes the connection when it has received this."""
+
+    status: int
+    driver: int
+    """The driver's process id."""
 
 
 # The first messages of connections to an agent; `RankTarget` and `Inspection` are in `messages/connect.py`
@@ -53,8 +61,10 @@ class StartServer(Struct, frozen=True, tag=True):
     spec: SessionSpec
     environment: Mapping[str, str | None]
     """The environment variables that the driver's plugins and conftests have changed; None for a removed variable."""
-    token: str = ""
+    token: str
     """The path of a file that the driver has created: a machine that finds it shares the driver's file system."""
+    cores: tuple[int, ...] = ()
+    """The CPU cores that the ranks may use; empty for those that the agent may use."""
 
 
 class WatchServer(Struct, frozen=True, tag=True):
@@ -65,17 +75,10 @@ class KillServer(Struct, frozen=True, tag=True):
     """Kill the fork server."""
 
 
-class InventoryRequest(Struct, frozen=True, tag=True):
-    """Ask for the inventory of a device kind."""
-
-    kind: str
-    settings: Settings
-
-
 class LeaseRequest(Struct, frozen=True, tag=True):
     """Request a lease on devices of the agent's machine, until the driver closes the connection.
 
-    The answers are :class:`Reply`, and :class:`LeaseWanted` whenever another session begins to wait for the devices.
+    The answers are :class:`LeaseReply`, and :class:`LeaseWanted` whenever another request waits for the devices.
     """
 
     settings: Settings
@@ -86,15 +89,7 @@ class LeaseRequest(Struct, frozen=True, tag=True):
     """Mask that shows only the devices to lease, as a process without a mask numbers them; None for any."""
 
 
-class End(Struct, frozen=True, tag=True):
-    """Exit with `status` once the driver has exited. The agent closes the connection when it has received this."""
-
-    status: int
-    driver: int
-    """The driver's process id."""
-
-
-AgentTarget = StartServer | WatchServer | KillServer | InventoryRequest | LeaseRequest | End
+AgentTarget = StartServer | WatchServer | KillServer | LeaseRequest | End
 
 
 # The messages that follow
@@ -103,20 +98,17 @@ AgentTarget = StartServer | WatchServer | KillServer | InventoryRequest | LeaseR
 class ServerEnded(Struct, frozen=True, tag=True):
     """The fork server has exited, or could not be started."""
 
-    log: str = ""
-    """The end of the server's log, or the traceback of the failed start; empty if the driver can read the log."""
+    log: str
+    """The end of the server's log, or the traceback of the failed start."""
 
 
-class Reply(Struct, frozen=True, tag=True):
-    """The answer to a request for an inventory or a lease."""
+class LeaseReply(Struct, frozen=True, tag=True):
+    """The answer to a request for a lease."""
 
-    inventory: Inventory | None = None
     devices: tuple[Device, ...] = ()
     error: str = ""
     """Why the request cannot be met; empty if it is."""
-    unfit: bool = False
-    """True if the machine's devices do not meet the need, so that another machine may be tried."""
 
 
 class LeaseWanted(Struct, frozen=True, tag=True):
-    """Another session waits for the devices of the lease."""
+    """Another request waits for the devices of the lease."""

@@ -1,4 +1,4 @@
-"""The driver's side of a session under a launcher: the other launched processes, and the clients of their agents."""
+"""The driver's side of a session under a launcher: the other launched processes, and their machines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +22,20 @@ from pytest_accel.core.stash_keys import MARKED, SESSION
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources
-from pytest_accel.features.launchers import agent, rendezvous
-from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.machines_starter import MachinesStarter
 from pytest_accel.features.launchers.missing_places import missing_place
 from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.rendezvous import RendezvousError
-from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.features.launchers.rendezvous import Address, RendezvousError
+from pytest_accel.features.launchers.waiting_process import WaitingProcess, own_cores, use_cores, wait_for_end
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
 
 if TYPE_CHECKING:
-    from pytest_accel.features.launchers.machine_link import DriverLink
+    from pytest_accel.features.launchers.agent_client import AgentClient
+    from pytest_accel.features.launchers.machines_starter import MachinesStarter
 
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.
@@ -56,32 +55,52 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     step("is one of %d processes, %d of them on this machine", process.size, process.local_size)
     args[:] = without_local_rank(args)
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
-    root = str(early_config.rootpath)
-    hello = Hello(
-        process.rank, os.getpid(), given, str(early_config.invocation_params.dir), root, _masks(), platform.node()
-    )
+    directory, root = str(early_config.invocation_params.dir), str(early_config.rootpath)
+    hello = Hello(process.rank, os.getpid(), given, directory, root, _masks(), own_cores(), platform.node())
     try:
         where = rendezvous.find_address(os.environ, process)
-        if where is not None:
-            hello = structs.replace(hello, machine=rendezvous.machine_identity())
         for name in of_a_rank(os.environ):
             del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
-        if process.rank != 0:
-            driver = rendezvous.join(process, hello, where)
-            if not isinstance(driver, Connection):
-                at, there = driver.own_address, driver.driver_address
-                hello = structs.replace(hello, address=at, driver_address=there, link=driver.name)
-            raise SystemExit(agent.serve_driver(driver, hello))
-        session = LaunchedSession(process, hello, *rendezvous.gather(process, hello, where))
+        if where is not None:
+            session = _enter_several(process, structs.replace(hello, machine=rendezvous.machine_identity()), where)
+        elif process.rank != 0:
+            raise SystemExit(wait_for_end(rendezvous.join(process, hello)))
+        else:
+            found = rendezvous.gather(process)
+            session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
+            session.others = {
+                rank: WaitingProcess(connection, session.process_lost) for rank, (connection, _) in found.items()
+            }
     except RendezvousError as error:
         step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
     step("all processes are connected")
-    difference = find_difference(process.launcher, [hello, *session.hellos.values()])
+    difference = find_difference(process.launcher, session.hellos)
     if difference is not None:
         step("ends: %s", difference)
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
+    use_cores(session.cores_of(0))
+    return session
+
+
+def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> LaunchedSession:
+    """Do what :func:`enter` does, in a session on several machines."""
+    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since they need pyzmq.
+    from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+
+    if process.rank != 0:
+        raise SystemExit(serve_driver(rendezvous.join_machines(process, hello, where)))
+    found, link = rendezvous.gather_machines(process, where)
+    session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
+    changes = EnvironmentChanges()
+    for rank, (agent, other) in found.items():
+        machine = session.machine_of(other)
+        name = session.machines[machine].name
+        client = AgentClient(link, agent, name, session.process_lost, changes, cores=session.cores_of(machine))
+        session.others[rank] = client
+        if machine:
+            session.clients.setdefault(machine, client)
     return session
 
 
@@ -94,13 +113,16 @@ def _masks() -> dict[str, str]:
 def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     """Return a message about the first difference that keeps the processes from forming one session, or None.
 
-    The first of `hellos` is rank 0's.
+    The first of `hellos` is rank 0's. The masks of machines may differ, as their devices do.
     """
     first = hellos[0]
+    counts = Counter(hello.machine for hello in hellos)
+    if len(set(counts.values())) > 1:
+        there = ", ".join(map(str, counts.values()))
+        return f"{launcher} has started different numbers of processes on the machines ({there}): start as many on each"
     for other in hellos[1:]:
         for what, show in _COMPARED.items():
-            remote = other.machine != first.machine
-            if _compared(first, show, remote=remote) != _compared(other, show, remote=remote):
+            if show(first) != show(other) and not (show is _masks_of and first.machine != other.machine):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
                     f"{other.rank} has {show(other)}; start all with the same, or use --accel-launcher off, with which "
@@ -109,7 +131,7 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     return None
 
 
-def _masked(hello: Hello) -> str:
+def _masks_of(hello: Hello) -> str:
     return " ".join(f"{name}={value}" for name, value in hello.masks.items()) or "no mask"
 
 
@@ -117,46 +139,35 @@ _COMPARED: Mapping[str, Callable[[Hello], str]] = {
     "arguments": lambda hello: " ".join(hello.args) or "none",
     "working directory": lambda hello: hello.directory,
     "root directory": lambda hello: hello.rootdir,
-    "visible devices": _masked,
+    "visible devices": _masks_of,
 }
 """The facts that must be equal, by name, each with a function that returns its text."""
 
 
-def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> object:
-    """Return the value that must be equal: for masks on another machine only their lengths, since devices differ."""
-    if remote and show is _masked:
-        return {name: len(value.split(",")) for name, value in hello.masks.items()}
-    return show(hello)
-
-
-def layout_of(hellos: Sequence[Hello]) -> Layout:
-    """Return the machines of the session: rank 0's first, then in the order of their lowest ranks."""
-    groups: dict[str, list[Hello]] = {}
-    for hello in hellos:
-        groups.setdefault(hello.machine, []).append(hello)
-    hosts = [group[0].host for group in groups.values()]
-    own_address = next((hello.driver_address for hello in hellos if hello.driver_address), "")
-    machines = []
-    for first, *others in groups.values():
-        name = first.host if not first.address or hosts.count(first.host) == 1 else f"{first.host} ({first.address})"
-        servers = tuple(hello.rank for hello in (first, *others))
-        machines.append(RankMachine(name, first.address or own_address, servers))
-    return Layout(tuple(machines))
-
-
 class LaunchedSession:
-    """The other launched processes, as rank 0 sees them, with a client for the agent of each, by its rank.
+    """The launched processes and their machines, as rank 0 sees them. Exists in rank 0 only, whose plugin it is."""
 
-    Exists in rank 0 only, which is the driver, and is a plugin of its session.
-    """
-
-    def __init__(
-        self, process: LauncherEnv, own: Hello, joined: Mapping[int, tuple[Hello, Connection]], link: DriverLink | None
-    ) -> None:
-        """`own` is the greeting of this process, and `link` this end of the connections to other machines."""
+    def __init__(self, process: LauncherEnv, hellos: Sequence[Hello]) -> None:
+        """`hellos` has the greetings of all processes, this one's first."""
         self.process = process
-        self.hellos = {rank: hello for rank, (hello, _) in joined.items()}
-        self.layout = layout_of([own, *self.hellos.values()])
+        self.hellos = hellos
+        self.others: dict[int, WaitingProcess | AgentClient] = {}
+        """The other processes, by rank."""
+        self.clients: dict[int, AgentClient] = {}
+        """The agents that start ranks, by the number of the machine."""
+        self._groups: dict[str, list[Hello]] = {}
+        """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
+        for hello in hellos:
+            self._groups.setdefault(hello.machine, []).append(hello)
+        self.machines = []
+        firsts = [group[0] for group in self._groups.values()]
+        hosts = [hello.host for hello in firsts]
+        own_address = firsts[-1].driver_address
+        for hello in firsts:
+            address = hello.address or own_address
+            name = hello.host if hosts.count(hello.host) == 1 else f"{hello.host} ({address})"
+            self.machines.append(RankMachine(name, address))
+        self.layout = Layout(tuple(machine.name for machine in self.machines), process.size // len(self.machines))
         self._session: pytest.Session | None = None
         self._strict = False
         self._ran_once: set[str] = set()
@@ -164,21 +175,15 @@ class LaunchedSession:
         self._ended = False
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
-        changes = EnvironmentChanges()
-        self.clients = {
-            hello.rank: AgentClient(
-                connection,
-                self._name(hello.rank),
-                self._agent_lost,
-                changes,
-                (link, hello.link) if link is not None and hello.link else None,
-            )
-            for hello, connection in joined.values()
-        }
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
-        """Return the starter of ranks in the launched processes."""
-        return MachinesStarter(spec, here, self, reports)
+    def machine_of(self, hello: Hello) -> int:
+        """Return the number of the machine of a process."""
+        return list(self._groups).index(hello.machine)
+
+    def cores_of(self, machine: int) -> tuple[int, ...]:
+        """Return the CPU cores that the processes of a machine may use together."""
+        group = list(self._groups.values())[machine]
+        return tuple(sorted({core for hello in group for core in hello.cores}))
 
     @property
     def capacity(self) -> int:
@@ -187,53 +192,55 @@ class LaunchedSession:
 
     def missing(self, key: WorldKey, resources: Resources) -> str | None:
         """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
+        return missing_place(key, self.layout, self.process.launcher, resources)
 
-        def remote(machine: int) -> Inventory | str:
-            client = self.clients[self.layout.machines[machine].servers[0]]
-            client.settings = resources.settings
-            return client.inventory(key.kind)
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter | None:
+        """Return the starter of ranks on several machines; on one machine, `here` starts them."""
+        if not self.clients:
+            return None
+        from pytest_accel.features.launchers.machines_starter import MachinesStarter
 
-        return missing_place(key, self.layout, self.process.launcher, resources, remote)
+        return MachinesStarter(spec, here, self, self.layout, reports)
 
     @property
     def loss(self) -> str | None:
         """A message about the processes and machines that were lost; None if there are none."""
-        gone = {rank: client.machine_loss for rank, client in self.clients.items() if client.lost}
-        lost_machines = {self.hellos[rank].machine: why for rank, why in gone.items() if why is not None}
-        named = [
-            f"rank {rank} (pid {self.hellos[rank].pid}{self._on_machine(rank)})"
-            for rank in gone
-            if self.hellos[rank].machine not in lost_machines
-        ]
-        for machine, why in lost_machines.items():
-            ranks = [rank for rank, hello in self.hellos.items() if hello.machine == machine]
-            named.append(f"the machine {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
-        return f"{self.process.launcher} has lost {', '.join(named)}" if named else None
+        lost: dict[str, str | None] = {}
+        """The lost processes and machines, each with the reason of a machine."""
+        for hello in self.hellos[1:]:
+            other, machine = self.others.get(hello.rank), self.machine_of(hello)
+            if other is None or not other.lost:
+                continue
+            if other.machine_loss is not None:
+                ranks = ranks_text([one.rank for one in self._groups[hello.machine]])
+                lost[f"the machine {self.machines[machine].name} with {ranks}"] = other.machine_loss
+            else:
+                where = f" on {self.machines[machine].name}" if machine else ""
+                lost[f"rank {hello.rank} (pid {hello.pid}{where})"] = None
+        texts = (what if why is None else f"{what}: {why}" for what, why in lost.items())
+        return f"{self.process.launcher} has lost {', '.join(texts)}" if lost else None
 
     @property
     def about(self) -> str:
         """A short description of the launched processes."""
-        machines = self.layout.machines
-        where = ", ".join(f"{machine.name} ({ranks_text(machine.servers)})" for machine in machines)
-        return (
-            self.process.about if len(machines) == 1 else f"{self.process.about} on {len(machines)} machines: {where}"
+        if len(self.machines) == 1:
+            return self.process.about
+        where = ", ".join(
+            f"{machine.name} ({ranks_text([hello.rank for hello in group])})"
+            for machine, group in zip(self.machines, self._groups.values(), strict=True)
         )
-
-    def _name(self, rank: int) -> str:
-        return next(machine.name for machine in self.layout.machines if rank in machine.servers)
-
-    def _on_machine(self, rank: int) -> str:
-        return "" if rank in self.layout.machines[0].servers else f" on {self._name(rank)}"
+        return f"{self.process.about} on {len(self.machines)} machines: {where}"
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""
         self._ended = True
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for client in self.clients.values():
-            client.end(status)
+        for other in self.others.values():
+            other.end(status)
 
-    def _agent_lost(self) -> None:
+    def process_lost(self) -> None:
+        """Note the loss of another process. Called in any thread."""
         self._loss.set()
         if not self._ended and self._session is not None and self.loss is not None:
             self._session.shouldfail = self.loss
@@ -248,7 +255,10 @@ class LaunchedSession:
 
     def configure(self, config: pytest.Config) -> None:
         """Register this plugin; raise ``pytest.UsageError`` if xdist is to distribute the tests."""
-        self._strict = config.stash[SESSION].settings.strict
+        settings = config.stash[SESSION].settings
+        self._strict = settings.strict
+        for client in self.clients.values():
+            client.settings = settings
         count = getattr(config.option, "numprocesses", None)
         if count or getattr(config.option, "tx", None):
             launcher = self.process.launcher
@@ -266,7 +276,7 @@ class LaunchedSession:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
         if self._loss.is_set():
-            self._agent_lost()
+            self.process_lost()
 
     @pytest.hookimpl
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""Connections between the driver and the agents of other machines, over zmq, encrypted and authenticated by CURVE.
+"""Connections between the driver and the agents of its session, over zmq, encrypted and authenticated by CURVE.
 
 The driver listens with one ROUTER for all agents, and each agent connects a DEALER to it. The driver's key pair follows
 from the job's secret (`job_secret`), and its public key is never sent in the clear. The first message of an agent's
@@ -6,10 +6,9 @@ handshake must be encrypted for that key, and only its owner can answer. So each
 before either reads a message, and agents need no keys of their own. zmq itself closes connections that are slow, half
 open or from another program.
 
-A connection carries streams, each of the bytes of a local socket at each end. A message is the number of a stream and
-bytes; one without bytes ends the stream. The agent opens one stream, which lasts as long as the agent. All others are
-opened by the driver, and the first bytes name the target (`AgentTarget` or `messages/connect.py`). The number 0 is not
-a stream: it is for pings and for the comparison of clocks.
+A message is the number of a stream and bytes. A stream carries the bytes of a local socket at each end; a message
+without bytes ends it. The driver opens all streams, and the first bytes name the target (`AgentTarget` or
+`messages/connect.py`). The number 0 is not a stream: it is for the greeting, with its answer, and for pings.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import secrets
 import socket
 import struct
 import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
 import zmq
+from msgspec import Struct
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
@@ -38,7 +37,6 @@ from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
-from pytest_accel.messages.unix_sockets import Connection
 
 _SILENCE = 10
 """Seconds after which a machine that does not answer counts as lost."""
@@ -51,36 +49,28 @@ _HANDSHAKE_TIMEOUT = 5
 """Seconds that a caller has to prove that it knows the secret, and the driver to answer it."""
 _CALL_TIMEOUT = 3.0
 """Seconds that an attempt to connect may take."""
-_CLOCK_ROUNDS = 5
-"""Number of rounds in which the clocks are compared."""
 _LONGEST = 1 << 24
 """Maximum number of bytes in a message."""
 _CHUNK = 1 << 16
 """Maximum number of bytes of a stream in one message."""
-_NO_STREAM, _OF_AGENT, _FIRST_OF_DRIVER = 0, 1, 2
-"""The number of pings and clocks, of the stream that the agent opens, and of the driver's first stream."""
+_NO_STREAM = 0
+"""The number of messages that belong to no stream."""
 _CLOCK = struct.Struct("!d")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_WRONG_KEY = 0x11000001
-"""The value of zmq's event if a handshake cannot be decrypted (``ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC``)."""
 _OTHER_PROGRAM = "the process that listens there"
 Target = AgentTarget | Inspection | RankTarget
-"""The target of a stream of the driver."""
-OpenTarget = Callable[[Target], tuple[socket.socket, int | None]]
-"""Returns a socket that is connected to a target and, if the target is a process of this machine, a descriptor that
-becomes readable when the process ends; raises OSError if there is no such target."""
+"""The target of a stream."""
 
 
 class _MachineLink(ABC):
-    """One end of the connections: a zmq socket with its own context, the loop of one thread, and the open streams."""
+    """One end of the connections: a zmq socket with its own context, an event loop, and the open streams."""
 
-    def __init__(self, kind: int, events: int) -> None:
-        """`events` are the events of the socket that :meth:`_on_event` gets (zmq_socket_monitor(3))."""
-        self._loop = GuardedLoop()  # The driver's process runs code of the suite.
-        self._thread: threading.Thread | None = None
+    def __init__(self, kind: int) -> None:
+        self.loop = GuardedLoop()  # The driver's process runs code of the suite.
         self._streams: dict[tuple[bytes, int], asyncio.Queue[bytes]] = {}
-        """The data that has come for each open stream from the other machine. It is not bounded, since one slow reader
-        must not block the others; senders truncate everything that they send to a driver."""
+        """The data that has come for each open stream from the other machine, by the name of the agent (empty in an
+        agent) and the number of the stream. It is not bounded, since one slow reader must not block the others; senders
+        truncate everything that they send to a driver."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -104,68 +94,33 @@ class _MachineLink(ABC):
             options[zmq.TCP_MAXRT] = _SILENCE * 1000
         for option, value in options.items():
             self._socket.setsockopt(option, value)
-        self._monitor = self._socket.get_monitor_socket(events)
-        for end, take in ((self._monitor, self._take_events), (self._socket, self._receive)):
-            # The descriptor of a zmq socket becomes readable only for what arrives after an attempt to receive.
-            self._loop.add_reader(end.FD, take)
-            self._loop.call_soon(take)
+        # The descriptor of a zmq socket becomes readable only for what arrives after an attempt to receive.
+        self._descriptor = self._socket.FD
+        self.loop.add_reader(self._descriptor, self._receive)
+        self.loop.call_soon(self._receive)
 
-    def _run_in_thread(self) -> None:
-        self._thread = threads.start(self._run, "accel-machines")
-
-    def _run(self) -> None:
-        """Run the loop until it is stopped, and then end the streams."""
-        self._loop.run_forever()
+    def disconnect(self) -> None:
+        """End the streams and the connections; the loop must not be running. No-op if that has been done."""
+        if self._socket.closed:
+            return
         self._streams.clear()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            self._loop.run_until_complete(asyncio.wait(self._tasks))
-        self._loop.close()
-
-    def _post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Have `call` called in the loop; no-op if that has ended. Any thread may call this."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-    def close(self) -> None:
-        """End the thread and the connections. A driver's connections otherwise stay open as long as its process."""
-        if self._socket.closed:
-            return
-        self._post(self._loop.stop)
-        if self._thread is None:
-            self._run()
-        else:
-            threads.end(self._thread)
-        self._socket.disable_monitor()
+            self.loop.run_until_complete(asyncio.wait(self._tasks))
+        self.loop.remove_reader(self._descriptor)
         self._context.destroy(linger=0)
 
     # In the loop
 
     @abstractmethod
-    def _on_event(self, event: int, value: int) -> None:
-        """Handle an event of the socket's monitor."""
-
-    @abstractmethod
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
         """Handle the data of the stream `number` of `peer`."""
-
-    def _start(self, work: Coroutine[object, object, None], *ends: socket.socket) -> None:
-        """Start a task that uses `ends`, which are closed at its end, also if it is cancelled before it has begun."""
-
-        def on_end(done: asyncio.Task[None]) -> None:
-            self._tasks.discard(done)
-            for end in ends:
-                end.close()
-
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(on_end)
 
     def _put(self, peer: bytes, number: int, data: bytes) -> bool:
         """Send a message; return False if its receiver is gone."""
         # Sending may consume the event of a message that has come (zmq_getsockopt(3), ZMQ_FD): look for messages, too.
-        self._loop.call_soon(self._receive)
+        self.loop.call_soon(self._receive)
         try:
             self._socket.send_multipart([*([peer] if peer else []), number.to_bytes(4, "big"), data], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -178,23 +133,20 @@ class _MachineLink(ABC):
                 *peer, number, data = self._socket.recv_multipart(zmq.NOBLOCK)
                 self._on_message(b"".join(peer), int.from_bytes(number, "big"), data)
 
-    def _take_events(self) -> None:
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            self._on_event(int(event["event"]), int(event["value"]))
+    def _open(self, peer: bytes, number: int, end: socket.socket) -> None:
+        """Carry the bytes of `end`, and close it at the end of the stream."""
 
-    def _open(self, peer: bytes, number: int, end: socket.socket, process_end: int | None = None) -> None:
-        """Carry the bytes of `end`, and close it at the end of the stream.
+        def on_end(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            with end, suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # It may also be open in a process that a test has forked.
 
-        `process_end` is a descriptor that becomes readable when the process at the other end of the socket ends: a
-        child of it may still hold the socket open, so there may be no end of file.
-        """
         inbox = self._streams[peer, number] = asyncio.Queue()
-        self._start(self._carry(peer, number, end, process_end, inbox), end)
+        task = self.loop.create_task(self._carry(peer, number, end, inbox))
+        self._tasks.add(task)
+        task.add_done_callback(on_end)
 
-    async def _carry(
-        self, peer: bytes, number: int, end: socket.socket, process_end: int | None, inbox: asyncio.Queue[bytes]
-    ) -> None:
+    async def _carry(self, peer: bytes, number: int, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
         over = asyncio.Event()
 
         def on_data() -> None:
@@ -207,213 +159,218 @@ class _MachineLink(ABC):
             if not data or not self._put(peer, number, data):
                 over.set()
 
-        def on_process_end(descriptor: int) -> None:
-            self._loop.remove_reader(descriptor)
-            end.shutdown(socket.SHUT_RDWR)  # Data that it has written can still be read.
-
         end.setblocking(False)
-        writing = self._loop.create_task(self._write(end, inbox))
-        self._loop.add_reader(end, on_data)
-        if process_end is not None:
-            self._loop.add_reader(process_end, on_process_end, process_end)
+        writing = self.loop.create_task(self._write(end, inbox))
+        self.loop.add_reader(end, on_data)
         try:
             await over.wait()
         finally:
-            self._loop.remove_reader(end)
+            self.loop.remove_reader(end)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-            if process_end is not None:
-                self._loop.remove_reader(process_end)
-                os.close(process_end)
             if self._streams.pop((peer, number), None) is not None:
                 self._put(peer, number, b"")
 
     async def _write(self, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
-        with suppress(OSError):  # Data that the process there has written before its end is still carried.
+        # What the process there has written before it closed its end is still carried. An asyncio transport drops it.
+        with suppress(OSError):
             while data := await inbox.get():
-                await self._loop.sock_sendall(end, data)
+                await self.loop.sock_sendall(end, data)
             end.shutdown(socket.SHUT_RDWR)
-
-    def _end_streams(self, peer: bytes) -> None:
-        for (other, _), inbox in self._streams.items():
-            if other == peer:
-                inbox.put_nowait(b"")
 
 
 class DriverLink(_MachineLink):
-    """The driver's end of the connections to all agents on other machines."""
+    """The driver's end of the connections to all agents. Its loop runs in a thread of its own."""
 
-    def __init__(
-        self, key: bytes, port: int, answer: Callable[[], socket.socket], on_wrong_secret: Callable[[], None]
-    ) -> None:
+    def __init__(self, key: bytes, port: int, on_join: Callable[[str, bytes], None]) -> None:
         """Listen on all addresses of this machine, at `port` (any if it is 0). Raise OSError if the port is in use.
 
-        `key` is the driver's private key. `answer` returns the connection to the driver for an agent that has called,
-        or raises OSError. `on_wrong_secret` is called when a process with another key has called for the first time.
-        Both are called in the loop.
+        `key` is the driver's private key. `on_join` is called in the loop with the name and greeting of each agent.
         """
-        events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        super().__init__(zmq.ROUTER, events)
-        self.wrong_secret = False
-        """True if a process with another key has called."""
-        self.losses: dict[str, str] = {}
-        """For each agent whose machine is lost, the reason."""
-        self._answer, self._on_wrong_secret = answer, on_wrong_secret
+        super().__init__(zmq.ROUTER)
+        self._on_join = on_join
         self._heard: dict[bytes, float] = {}
         """The time of the last message of each agent."""
-        self._numbers = count(_FIRST_OF_DRIVER)
-        self._descriptors: set[int] = set()
-        """The descriptors of the listening socket and of the connections."""
+        self._on_lost: dict[bytes, Callable[[str | None], None]] = {}
+        self._numbers = count(_NO_STREAM + 1)
+        self._listeners: list[socket.socket] = []
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(key))
         try:
             self._socket.bind(f"tcp://*:{port or '*'}")
         except zmq.ZMQError as error:
-            self.close()
+            self._close_loop()
             raise OSError(error.errno, os.strerror(error.errno or 0)) from None
         self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        # If a test forks this process, the child must not keep the connections open after this process has ended.
-        os.register_at_fork(after_in_child=self._close_in_child)
-        self._loop.call_soon(self._ping)
-        self._run_in_thread()
+        self.loop.call_soon(self._ping)
+        self._thread = threads.start(self._run, "accel-machines")
 
-    def open(self, agent: str, target: Target, end: socket.socket) -> None:
-        """Connect `end` to a target of the agent with this `AgentLink.name`; close it at once if the agent is lost."""
-        self._post(self._open_next, agent.encode(), end, frame(encode(target)))
+    def _run(self) -> None:
+        self.loop.run_forever()
+        self._close_loop()
 
-    def listen(self, agent: str, listener: socket.socket) -> None:
-        """Connect each connection to `listener` to the target of this agent that its first bytes name."""
-        self._post(lambda: self._start(self._accept(agent.encode(), listener), listener))
+    def _close_loop(self) -> None:
+        self.disconnect()
+        for listener in self._listeners:
+            self.loop.remove_reader(listener)
+            listener.close()
+        self.loop.close()
 
     def close(self) -> None:
-        super().close()
-        self._descriptors.clear()
+        """End the connections and the thread. Otherwise they stay open as long as this process."""
+        self._post(self.loop.stop)
+        threads.end(self._thread)
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> bool:
+        """Have `call` called in the loop; return False if that has ended. Any thread may call this."""
+        try:
+            self.loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    # The agents, by name
+
+    def watch(self, agent: str, on_lost: Callable[[str | None], None]) -> None:
+        """Have `on_lost` called in the loop once the connection to the agent has ended, before its streams end.
+
+        It gets the reason if the whole machine is lost, else None.
+        """
+
+        def start() -> None:
+            if agent.encode() in self._heard:
+                self._on_lost[agent.encode()] = on_lost
+            else:
+                on_lost(None)
+
+        self._post(start)
+
+    def open(self, agent: str, target: Target, end: socket.socket) -> None:
+        """Connect `end` to a target of the agent; close it at once if the agent is lost."""
+        if not self._post(self._open_next, agent.encode(), end, frame(encode(target))):
+            end.close()
+
+    def listen(self, agent: str, listener: socket.socket) -> None:
+        """Connect each connection to `listener` to the target of the agent that its first bytes name."""
+
+        def on_call() -> None:
+            with suppress(OSError):
+                self._open_next(agent.encode(), unix_sockets.accept(listener))
+
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._post(self.loop.add_reader, listener, on_call)
+
+    # In the loop
 
     def _open_next(self, peer: bytes, end: socket.socket, first: bytes = b"") -> None:
         number = next(self._numbers)
         self._open(peer, number, end)
-        if first and not self._put(peer, number, first):
-            self._streams[peer, number].put_nowait(b"")
+        if peer not in self._heard or (first and not self._put(peer, number, first)):
+            self._lose(peer)
 
-    async def _accept(self, peer: bytes, listener: socket.socket) -> None:
-        def on_call() -> None:
-            with suppress(OSError):
-                self._open_next(peer, unix_sockets.accept(listener))
-
-        listener.setblocking(False)
-        self._loop.add_reader(listener, on_call)
-        try:
-            await self._loop.create_future()
-        finally:
-            self._loop.remove_reader(listener)
+    def _lose(self, peer: bytes) -> None:
+        """Report the loss of an agent, and end its streams."""
+        heard = self._heard.pop(peer, None)
+        if heard is not None and (on_lost := self._on_lost.pop(peer, None)) is not None:
+            # An agent that was heard until now has ended; otherwise the kernel has given up on its machine.
+            is_silent = monotonic() - heard >= _SILENCE - _PROBE_INTERVAL
+            on_lost(f"it did not answer for {_SILENCE} s" if is_silent else None)
+        for (other, _), inbox in self._streams.items():
+            if other == peer:
+                inbox.put_nowait(b"")
 
     def _ping(self) -> None:
-        self._loop.call_later(_PING_INTERVAL, self._ping)
-        for peer, heard in list(self._heard.items()):
-            if self._put(peer, _NO_STREAM, b""):
-                continue
-            del self._heard[peer]
-            # An agent that was heard until now has ended; otherwise the kernel has given up on its machine.
-            if monotonic() - heard >= _SILENCE - _PROBE_INTERVAL:
-                self.losses[peer.decode()] = f"it did not answer for {_SILENCE} s"
-            self._end_streams(peer)
+        self.loop.call_later(_PING_INTERVAL, self._ping)
+        for peer in list(self._heard):
+            if not self._put(peer, _NO_STREAM, b""):
+                self._lose(peer)
 
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
-        is_known = peer in self._heard
-        if is_known:
+        if number == _NO_STREAM and data:
+            self._put(peer, _NO_STREAM, _CLOCK.pack(monotonic()))
             self._heard[peer] = monotonic()
-        if number == _NO_STREAM:
-            if data:
-                self._put(peer, _NO_STREAM, _CLOCK.pack(monotonic()))
-        elif (inbox := self._streams.get((peer, number))) is not None:
-            inbox.put_nowait(data)
-        elif number == _OF_AGENT and not is_known:
+            self._on_join(peer.decode(), data)
+        elif peer in self._heard:
             self._heard[peer] = monotonic()
-            with suppress(OSError):
-                self._open(peer, number, self._answer())
-                self._streams[peer, number].put_nowait(data)
-
-    def _on_event(self, event: int, value: int) -> None:
-        if event in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
-            self._descriptors.add(value)
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._descriptors.discard(value)
-        elif value == _WRONG_KEY and not self.wrong_secret:
-            self.wrong_secret = True
-            self._on_wrong_secret()
-
-    def _close_in_child(self) -> None:
-        for descriptor in self._descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
+            if (inbox := self._streams.get((peer, number))) is not None:
+                inbox.put_nowait(data)
 
 
 class AgentLink(_MachineLink):
-    """The agent's end of its connection to the driver."""
+    """The agent's end of its connection to the driver. The agent runs the loop."""
 
-    def __init__(self, own_address: str, address: str, port: int, key: bytes) -> None:
-        """Connect to the driver, which has the private key `key`, at `address`. `own_address` is this machine's."""
-        super().__init__(zmq.DEALER, zmq.EVENT_DISCONNECTED | _FAILED)
-        self.name = secrets.token_hex(8)
-        """The name by which the driver addresses this end."""
-        self.own_address = own_address.removeprefix("::ffff:")
-        self.driver_address = address.removeprefix("::ffff:")
+    def __init__(self, address: str, port: int, key: bytes) -> None:
+        """Connect to the driver, which has the private key `key`, at `address`."""
+        super().__init__(zmq.DEALER)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED)
         self.clock = 0.0
         """Seconds to add to this machine's clock to get the driver's."""
-        self._open_target: OpenTarget | None = None
+        self._open_target: Callable[[Target], socket.socket] | None = None
+        self._on_end: Callable[[], object] | None = None
         self._numbers: set[int] = set()
         """The streams that the driver has opened and has not ended."""
-        self._socket.setsockopt(zmq.ROUTING_ID, self.name.encode())
         public, private = zmq.curve_keypair()
+        self._socket.setsockopt(zmq.ROUTING_ID, secrets.token_hex(8).encode())
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(key)))
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, private)
         self._socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
 
-    def compare_clocks(self) -> None:
-        """Set `clock`. Raise ConnectionError if the connection ends, or if the driver does not answer.
+    def disconnect(self) -> None:
+        if not self._socket.closed:
+            self.loop.remove_reader(self._monitor.FD)
+            self._socket.disable_monitor()
+        super().disconnect()
 
-        Called before :meth:`start`.
+    def close(self) -> None:
+        self.disconnect()
+        self.loop.close()
+
+    def serve(self, open_target: Callable[[Target], socket.socket], on_end: Callable[[], object]) -> None:
+        """Have both called in the loop.
+
+        `open_target` returns a socket that is connected to a target, or raises OSError if there is no such target.
+        `on_end` is called when the connection has ended.
+        """
+        self._open_target, self._on_end = open_target, on_end
+        self.loop.add_reader(self._monitor.FD, self._look)
+        self.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if not self._socket.closed and self._monitor.poll(0) and self._on_end is not None:
+            self._on_end()
+
+    def greet(self, hello: Struct) -> None:
+        """Send `hello`, and set `clock` by the answer.
+
+        Raise ConnectionError if the connection ends, or if the driver does not answer.
         """
         poller = zmq.Poller()
         for source in (self._socket, self._monitor):
             poller.register(source, zmq.POLLIN)
-        rounds = []
-        for _ in range(_CLOCK_ROUNDS):
-            began = monotonic()
-            self._socket.send_multipart([_NO_STREAM.to_bytes(4, "big"), b"?"])
-            sources = dict(poller.poll(_HANDSHAKE_TIMEOUT * 1000))
-            if self._monitor in sources:
-                error = WrongSecret if recv_monitor_message(self._monitor)["event"] & _FAILED else ConnectionResetError
-                raise error(f"{_OTHER_PROGRAM} has closed the connection")
-            if not sources:
-                raise ConnectionError(f"{_OTHER_PROGRAM} does not answer")
-            there = _CLOCK.unpack(self._socket.recv_multipart()[1])[0]
-            took = monotonic() - began
-            # The driver read its clock between sending and receiving, so the shortest round gives the smallest error.
-            rounds.append((took, there - began - took / 2))
-        self.clock = min(rounds)[1]
-
-    def start(self, open_target: OpenTarget) -> Connection:
-        """Start the thread, in which `open_target` is called, and return the agent's own connection to the driver."""
-        self._open_target = open_target
-        end, ours = unix_sockets.pair()
-        self._open(b"", _OF_AGENT, end)
-        self._run_in_thread()
-        return Connection(ours.detach())
+        began = monotonic()
+        self._socket.send_multipart([_NO_STREAM.to_bytes(4, "big"), encode(hello)])
+        sources = dict(poller.poll(_HANDSHAKE_TIMEOUT * 1000))
+        if self._monitor in sources:
+            error = WrongSecret if recv_monitor_message(self._monitor)["event"] & _FAILED else ConnectionResetError
+            raise error(f"{_OTHER_PROGRAM} has closed the connection")
+        if not sources:
+            raise ConnectionError(f"{_OTHER_PROGRAM} does not answer")
+        # The driver has read its clock some time between the two moments.
+        self.clock = _CLOCK.unpack(self._socket.recv_multipart()[1])[0] - (began + monotonic()) / 2
 
     def _on_message(self, peer: bytes, number: int, data: bytes) -> None:
         if number == _NO_STREAM:
             self._put(b"", _NO_STREAM, b"")
             return
-        if number >= _FIRST_OF_DRIVER:
-            if not data:
-                self._numbers.discard(number)
-            elif number not in self._numbers:
-                self._numbers.add(number)
-                if not (data := self._open_stream(number, data)):
-                    return
+        if not data:
+            self._numbers.discard(number)
+        elif number not in self._numbers:
+            self._numbers.add(number)
+            if not (data := self._open_stream(number, data)):
+                return
         if (inbox := self._streams.get((b"", number))) is not None:
             inbox.put_nowait(data)
 
@@ -422,26 +379,23 @@ class AgentLink(_MachineLink):
         assert self._open_target is not None
         end = LENGTH.size + int.from_bytes(data[: LENGTH.size], "big")
         try:
-            self._open(b"", number, *self._open_target(decode(data[LENGTH.size : end], Target)))
+            self._open(b"", number, self._open_target(decode(data[LENGTH.size : end], Target)))
         except (OSError, ValueError):  # There is no such target.
             self._put(b"", number, b"")
         return data[end:]
 
-    def _on_event(self, event: int, value: int) -> None:
-        self._end_streams(b"")
 
-
-def call(address: str, port: int, key: bytes) -> AgentLink:
-    """Connect to the driver.
+def call(address: str, port: int, key: bytes, hello: Callable[[str, str], Struct]) -> AgentLink:
+    """Connect to the driver, and greet it with `hello` of this machine's address and of the driver's.
 
     Raise OSError or ValueError if that is not possible, and :class:`WrongSecret` if the process that listens refuses.
     """
     # zmq does not report why it cannot connect: try without it first.
     with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
-        ends = [str(end[0]) for end in (probe.getsockname(), probe.getpeername())]
-    link = AgentLink(ends[0], ends[1], port, key)
+        own, other = (str(end[0]) for end in (probe.getsockname(), probe.getpeername()))
+    link = AgentLink(other, port, key)
     try:
-        link.compare_clocks()
+        link.greet(hello(own.removeprefix("::ffff:"), other.removeprefix("::ffff:")))
     except BaseException:
         link.close()
         raise

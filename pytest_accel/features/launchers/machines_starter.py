@@ -1,4 +1,4 @@
-"""The starter of ranks on several machines, or in several launched processes of one machine."""
+"""The starter of ranks on several machines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
-from pytest_accel.features.launchers.placement import Layout, Seat
-from pytest_accel.features.launchers.reserved_devices import UnfitDevicesError, shown_devices
+from pytest_accel.features.launchers.placement import Layout, RankMachine
+from pytest_accel.features.launchers.reserved_devices import shown_devices
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
@@ -26,15 +26,15 @@ from pytest_accel.pool.starter import StarterReports
 
 
 class SessionMachines(Protocol):
-    """The machines of a session."""
+    """The machines of a session, each with one fork server."""
 
     @property
-    def layout(self) -> Layout:
-        """The present machines with their fork servers."""
+    def machines(self) -> Sequence[RankMachine]:
+        """The machines by number, the driver's first."""
 
     @property
     def clients(self) -> Mapping[int, AgentClient]:
-        """The clients of the present agents, by the number of the agent's fork server."""
+        """The clients of the agents that start ranks, by the number of the machine."""
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     @property
     def machines(self) -> tuple[str, ...]:
-        return tuple(machine.name for machine in self._machines.layout.machines)
+        return tuple(machine.name for machine in self._machines.machines)
 
     def warm(self) -> None:
         self._servers.run(self._spawns)
@@ -85,36 +85,33 @@ class StarterOnMachines(ABC, Generic[Own]):
     def _spawns(self) -> Mapping[int, Spawn]:
         return {0: self._here.spawn, **{number: one.spawn for number, one in self._machines.clients.items()}}
 
-    def _client(self, machine: int) -> AgentClient:
-        """Return the client of the agent that leases the devices of another machine."""
-        return self._machines.clients[self._machines.layout.machines[machine].servers[0]]
+    def _order(self, machine: int) -> tuple[str, str]:
+        """Return a key that sorts machines in the same way in all sessions, whichever machine has the driver."""
+        return self._machines.machines[machine].name, self._machines.machines[machine].address
 
     # Taking and returning
 
     async def _lease(self, taken: Own, needs: Mapping[int, DeviceNeed | None], masks: Mapping[int, str]) -> Own:
         """Lease the devices of each machine, or CPU slots of this machine if its need is None."""
         demand = taken.demand
-        machine = 0
         try:
             # Ask one machine after the other, in an order that all sessions have. This prevents deadlocks: of two
             # sessions that need the same machines, the session that gets the first also gets the others.
-            for machine in self._machines.layout.order(needs):
+            for machine in sorted(needs, key=self._order):
                 need, mask = needs[machine], masks.get(machine)
                 if machine and need is not None:
                     what = f"{in_words(need, demand.key.kind)} of the machine {self.machines[machine]}"
                     self._leasing[id(demand)] = what
                     on_wanted = partial(self._reports.wanted, taken)
-                    taken.remote[machine] = await self._client(machine).lease(demand, need, mask, on_wanted)
+                    taken.remote[machine] = await self._machines.clients[machine].lease(demand, need, mask, on_wanted)
                     del self._leasing[id(demand)]
                     continue
                 leases, only = self._here.leases, None
                 if mask is not None and need is not None:
                     only = shown_devices(leases.machine, demand.key.kind, mask, need)
                 taken.here = await leases.take(demand, need=need, only=only, owner=taken)
-        except BaseException as error:
+        except BaseException:
             self._return(taken, killed=False)
-            if isinstance(error, UnfitDevicesError):
-                error.machine = machine
             raise
         finally:
             self._leasing.pop(id(demand), None)
@@ -147,19 +144,19 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     # Starting and ending
 
-    def _on_seats(self, spec: WorldSpec, taken: Own, seats: Sequence[Seat]) -> WorldSpec:
-        """Return `spec` with its ranks on `seats`."""
-        key, layout = spec.key, self._machines.layout
+    def _on_machines(self, spec: WorldSpec, taken: Own, machines: Sequence[int]) -> WorldSpec:
+        """Return `spec` with its ranks on `machines`."""
+        key = spec.key
         left = {machine: iter(lease.devices) for machine, lease in taken.remote.items()}
         if taken.here is not None:
             left[0] = iter(taken.here.devices)
-        taken.machines = tuple(seat.machine for seat in seats)
-        is_spread = len(set(taken.machines)) > 1
+        taken.machines = tuple(machines)
+        is_spread = len(set(machines)) > 1
         return replace(
             spec,
-            servers=tuple(seat.server for seat in seats),
+            servers=taken.machines,
             machines=taken.machines,
-            addresses=tuple(layout.machines[machine].address for machine in taken.machines) if is_spread else (),
+            addresses=tuple(self._machines.machines[machine].address for machine in machines) if is_spread else (),
             devices=tuple(
                 next(left[machine]) for machine in taken.machines for _ in range(key.devices_per_rank if left else 0)
             ),
@@ -198,7 +195,13 @@ class StarterOnMachines(ABC, Generic[Own]):
 
 
 class MachinesStarter(StarterOnMachines[MachinesTaken]):
-    """The starter of ranks in the processes that a launcher has started."""
+    """The starter of ranks on the machines of a launcher's processes."""
+
+    def __init__(
+        self, spec: SessionSpec, here: LocalStarter, machines: SessionMachines, layout: Layout, reports: StarterReports
+    ) -> None:
+        super().__init__(spec, here, machines, reports)
+        self._layout = layout
 
     def serves(self, key: WorldKey) -> bool:
         return True
@@ -207,10 +210,10 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
         key = demand.key
         needs: Mapping[int, DeviceNeed | None] = {0: key.need}
         if key.need is not None and key.ranks:
-            needs = key.needs([seat.machine for seat in self._machines.layout.seats(key.ranks, key.machines)])
+            needs = key.needs(self._layout.machines_of(key.ranks, key.machines))
         return await self._lease(MachinesTaken(demand), needs, {})
 
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:
         if spec.grouped:
-            return self._on_seats(spec, taken, self._machines.layout.seats(spec.ranks, spec.key.machines))
+            return self._on_machines(spec, taken, self._layout.machines_of(spec.ranks, spec.key.machines))
         return replace(spec, devices=() if taken.here is None else taken.here.devices)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, missing_devices
 from pytest_accel.features.launchers.placement import Layout
-from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.hardware.matching import shortfall
 
 
-def missing_place(
-    key: WorldKey, layout: Layout, launcher: str, resources: Resources, remote: Callable[[int], Inventory | str]
-) -> str | None:
+def missing_place(key: WorldKey, layout: Layout, launcher: str, resources: Resources) -> str | None:
     """Return why the processes of `launcher` can never run a group of ranks of `key`, or None if they can.
 
-    `layout` has their machines. `remote` returns the devices of another machine, by its number, or why they cannot be
-    looked up.
+    `layout` has their machines.
     """
     if (shortage := layout.shortage(key.ranks, key.machines, launcher)) is not None:
         return shortage
@@ -26,12 +21,7 @@ def missing_place(
     machines = layout.machines_of(key.ranks, key.machines)
     if key.need is None or not any(machines):
         return missing_devices(key, resources)
-    if 0 not in machines:
-        return f"needs {key.ranks} ranks with devices; rank 0's machine has too few ranks to be among theirs"
-    for machine, need in key.needs(machines).items():
-        inventory = remote(machine) if machine else resources.inventory(key.kind)
-        if isinstance(inventory, str):
-            return inventory
-        if (missing := shortfall(need, inventory)) is not None:
-            return f"{missing} (on {layout.names[machine]})"
-    return None
+    # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
+    # refuses their lease.
+    missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
+    return None if missing is None else f"{missing} (on {layout.names[0]})"

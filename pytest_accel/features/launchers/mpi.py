@@ -35,10 +35,11 @@ from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_messages import FirstStep, RankExited, Serve, WorldStarted, file_with
 from pytest_accel.forkserver.server_process import first_step
 from pytest_accel.leases.leases import HeldLease
-from pytest_accel.messages import unix_sockets
+from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import encode, frame
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
@@ -147,7 +148,7 @@ class MpiJob:
 
     async def _run(self) -> None:
         """Wait for the job's processes, start the world in them, and wait until the job has ended."""
-        calls: dict[int, tuple[socket.socket, int]] = {}
+        calls: dict[int, tuple[Connection, int]] = {}
         failure, has_served = None, False
         try:
             await self._gather(calls)
@@ -174,7 +175,7 @@ class MpiJob:
         for rank in range(self.world.ranks):  # The pool ignores this for ranks whose own exit was reported.
             self._reports.report(RankExited(self.world.world, rank, RankExit(ExitCause.JOB_ENDED)))
 
-    async def _gather(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
+    async def _gather(self, calls: dict[int, tuple[Connection, int]]) -> None:
         """Collect the connection and process id of each rank's process, until the job ends or the time is up."""
         deadline = monotonic() + START_TIMEOUT
         while len(calls) < self.world.ranks and not self.over.is_set() and monotonic() < deadline:
@@ -224,11 +225,11 @@ class _MpiServer:
         return not living([process])  # It has ended even if mpirun has not reaped it.
 
 
-def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
+def _hand_over(call: Connection, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
     """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
     # If the process has ended, the pool notices that its connection is closed.
     with contextlib.suppress(OSError), file_with(Serve(spec, os.getpid()), spec.directory) as given:
-        socket.send_fds(call, [b"\0"], [end.fileno(), given.fileno()])
+        fd_passing.send(call, [end.fileno(), given.fileno()])
     return _MpiServer(pid)
 
 

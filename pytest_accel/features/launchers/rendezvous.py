@@ -1,8 +1,9 @@
-"""The rendezvous of a launcher's processes: at a Unix socket on rank 0's machine, and over the network from others.
+"""The rendezvous of a launcher's processes: at a Unix socket on one machine, and over the network on several.
 
-The path of the Unix socket follows from user, job and machine. For processes of other machines, rank 0 listens on a TCP
-port, too (`machine_link`). torchrun's agents share a store (``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves
-its addresses and a random secret. Under other launchers the user exports the port and provides the secret.
+The path of the Unix socket follows from user and job. On several machines rank 0 listens on a TCP port at
+the address ``MASTER_ADDR`` (`machine_link`). torchrun's agents share a store there
+(``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves the port and a random secret. Under other launchers the user
+exports the port and the secret.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import queue
 import secrets
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from msgspec import Meta, Struct
+from msgspec import Struct, structs
 
 from pytest_accel.core import log
 from pytest_accel.core.clock import monotonic
@@ -38,8 +39,8 @@ from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.leases.shared_folder import VARIABLE
-from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.struct_messages import LENGTH, decode, encode
+from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 
 if TYPE_CHECKING:
@@ -54,9 +55,8 @@ _GREETING_TIMEOUT = 5
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0."""
 _REFUSED_TIMEOUT = 5.0
-"""Seconds for which to retry while a process with another secret listens at rank 0's address."""
-_PROBE_TIMEOUT = 3.0
-"""Seconds that a connection to the store of torchrun's agents may take."""
+"""Seconds for which to retry if the process at rank 0's address ends the handshake: a busy one may be too slow for it,
+which looks like another secret."""
 _STORE = """
 import sys
 from datetime import timedelta
@@ -72,8 +72,8 @@ else:
 """
 """Program of the process that accesses the store of torchrun's agents (`_ask_store`)."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
-_WRONG_SECRET = f"a process has called that has another secret ({job_secret.NAMES}), or belongs to another job"
 Greeting = TypeVar("Greeting")
+Caller = TypeVar("Caller")
 
 
 class RendezvousError(Exception):
@@ -89,24 +89,10 @@ class Address:
     secret: bytes
     """The user's secret; empty if there is none and the random value in the agents' store suffices."""
     key: str | None
-    """Key under which rank 0 leaves its addresses in the agents' store, which listens at `port`; None if rank 0
+    """Key under which rank 0 leaves its port and secret in the agents' store, which listens at `port`; None if rank 0
     itself listens there."""
     job: tuple[str, ...]
     """Distinguishes this job from others with the same secret."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class _StoredValue(Struct, frozen=True):
-    """The value that rank 0 leaves in the agents' store."""
-
-    addresses: list[str]
-    """The addresses at which rank 0 may be reached."""
-    port: Annotated[int, Meta(ge=1, le=0xFFFF)]
-    secret: str
-    """Random bytes, in hexadecimal digits."""
 
 
 def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | None:
@@ -123,7 +109,7 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
             f"{platform.node()}: pip install 'pytest-accel[cluster]' {_ALONE}"
         )
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
         raise RendezvousError(
             f"{started}, {process.local_size} of them on this machine, and they have no address to meet at: "
             f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an address of rank 0's machine at which "
@@ -133,24 +119,24 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
         secret = job_secret.read_secret(environ)
     except job_secret.SecretError as error:
         raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
-    job = (process.launcher, str(process.size), host, port, *process.job)
+    key = None
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        return Address(host, int(port), secret or b"", key, job)
-    if secret is None:
+    elif not secret:
         raise RendezvousError(
             f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret by which they "
-            f"know each other. Export {job_secret.VARIABLE} with the same value to all of them, or keep one in "
-            f"{job_secret.FILE}, a file that only you can read and that the machines share: "
+            f"know each other. Export {job_secret.VARIABLE} with the same value to all of them: "
             f"{job_secret.HOW_TO_MAKE_ONE} {_ALONE}"
         )
-    return Address(host, int(port), secret, None, job)
+    job = (process.launcher, str(process.size), host, port, *process.job)
+    return Address(host, int(port), secret, key, job)
 
 
 def machine_identity() -> str:
     """Return a text that identifies this machine or container.
 
-    Processes with the same identity see the same file systems, process ids and network (namespaces(7)).
+    Processes with the same identity see the same file systems, process ids and network (namespaces(7)). Addresses and
+    host names do not tell: they may be equal on different machines.
     """
     found = [platform.node()]
     with suppress(OSError):
@@ -159,8 +145,38 @@ def machine_identity() -> str:
     return " ".join(found)
 
 
-def rendezvous_path(process: LauncherEnv, machine: str = "") -> str:
-    """Return the path of rank 0's socket; it differs for sessions with different lock folders, and for machines.
+def _gather(
+    process: LauncherEnv, accept: Callable[[float], tuple[Caller, Hello] | None], timeout: float
+) -> dict[int, tuple[Caller, Hello]]:
+    """Wait for all other processes, in rank 0; return what `accept` returns for each, by rank.
+
+    `accept` waits for a process for some seconds. Raise :class:`RendezvousError`, which names the missing ranks, after
+    `timeout` seconds.
+    """
+    deadline = monotonic() + timeout
+    found: dict[int, tuple[Caller, Hello]] = {}
+    while absent := [rank for rank in range(1, process.size) if rank not in found]:
+        met = accept(max(0.0, deadline - monotonic()))
+        if met is None and monotonic() >= deadline:
+            raise RendezvousError(
+                f"{process.launcher} has started {process.size} processes, and {ranks_text(absent)} did not "
+                f"connect within {timeout:g} s: each process must run pytest with this plugin {_ALONE}"
+            )
+        if met is None or not 0 < met[1].rank < process.size:
+            continue
+        hello = met[1]
+        found[hello.rank] = met  # A process whose first call took too long calls again.
+        left = [rank for rank in absent if rank != hello.rank]
+        more = f"; still waits for {ranks_text(left)}" if left else ""
+        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.machine else "of this machine", more)
+    return dict(sorted(found.items()))
+
+
+# One machine
+
+
+def rendezvous_path(process: LauncherEnv) -> str:
+    """Return the path of rank 0's socket; it differs for sessions with different lock folders.
 
     Raise :class:`RendezvousError` if the folder cannot be used, for example because another user could listen there.
     """
@@ -174,91 +190,20 @@ def rendezvous_path(process: LauncherEnv, machine: str = "") -> str:
             f"{error.strerror}"
         ) from None
     locks = hashlib.sha256(os.fsencode(os.environ.get(VARIABLE, ""))).hexdigest()[:8]
-    where = hashlib.sha256(machine.encode()).hexdigest()[:8]
-    return os.path.join(folder, f"{locks}-{where}-{process.key}.sock")
+    return os.path.join(folder, f"{locks}-{process.key}.sock")
 
 
-# Rank 0
-
-
-def gather(
-    process: LauncherEnv, own: Hello, where: Address | None, timeout: float = TIMEOUT
-) -> tuple[dict[int, tuple[Hello, Connection]], DriverLink | None]:
-    """Wait for all other processes, in rank 0; return their greetings and connections, and the link to other machines.
+def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Connection, Hello]]:
+    """Wait for all other processes of this machine, in rank 0; return their connections and greetings.
 
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
-    path = rendezvous_path(process, own.machine)
-    deadline = monotonic() + timeout
-    found: dict[int, tuple[Hello, Connection]] = {}
-    link: DriverLink | None = None
-    with _listen(path, process) as listener:
-        try:
-            if where is None:
-                step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
-            else:
-                link = _listen_to_machines(process, where, path, timeout)
-            while absent := [rank for rank in range(1, process.size) if rank not in found]:
-                met = accept(listener, Hello, deadline - monotonic())
-                if met is None and monotonic() >= deadline:
-                    raise RendezvousError(
-                        f"{process.launcher} has started {process.size} processes, and {ranks_text(absent)} did not "
-                        f"connect within {timeout:g} s: each process must run pytest with this plugin {_ALONE}"
-                        + (f"; {_WRONG_SECRET}" if link is not None and link.wrong_secret else "")
-                    )
-                if met is None or not 0 < met[1].rank < process.size:
-                    continue
-                call, hello = met
-                if hello.rank in found:  # A process whose first call took too long calls again.
-                    found[hello.rank][1].close()
-                found[hello.rank] = hello, Connection(call.detach())
-                left = [rank for rank in absent if rank != hello.rank]
-                more = f"; still waits for {ranks_text(left)}" if left else ""
-                where_text = "of this machine" if where is None else f"on {hello.host}"
-                step("rank %d %s has connected%s", hello.rank, where_text, more)
-        except BaseException:
-            for _, connection in found.values():
-                connection.close()
-            if link is not None:
-                link.close()
-            raise
-        finally:
-            os.unlink(path)
-    return {rank: found[rank] for rank in sorted(found)}, link
+    with _listener(rendezvous_path(process), process) as listener:
+        return _gather(process, partial(accept, listener, Hello), timeout)
 
 
-def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[socket.socket, Greeting] | None:
-    """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
-
-    Return None if no process has connected within `timeout` seconds, or if it has sent something else.
-    """
-    if not unix_sockets.is_readable(listener.fileno(), max(0.0, timeout)):
-        return None
-    listener.setblocking(False)  # The process may be another user's.
-    try:
-        call = unix_sockets.accept(listener)
-    except OSError:
-        return None
-    greeting = read_greeting(call, form)
-    return None if greeting is None else (call, greeting)
-
-
-def read_greeting(call: socket.socket, form: type[Greeting]) -> Greeting | None:
-    """Return the first message on `call`, which has the type `form`; for another message, close `call`."""
-    try:
-        unix_sockets.limit_reads(call, _GREETING_TIMEOUT)
-        (length,) = LENGTH.unpack(call.recv(LENGTH.size, socket.MSG_WAITALL))
-        if not 0 < length <= _LONGEST:
-            raise ValueError(length)
-        greeting: Greeting = decode(call.recv(length, socket.MSG_WAITALL), form)
-        unix_sockets.limit_reads(call, 0)
-    except (OSError, ValueError, struct.error):
-        call.close()
-        return None
-    return greeting
-
-
-def _listen(path: str, process: LauncherEnv) -> socket.socket:
+@contextmanager
+def _listener(path: str, process: LauncherEnv) -> Iterator[socket.socket]:
     try:
         unix_sockets.connect(path).close()
     except PermissionError as error:
@@ -270,138 +215,169 @@ def _listen(path: str, process: LauncherEnv) -> socket.socket:
         raise RendezvousError(
             f"another session under {process.launcher} with the job {'/'.join(process.job)} is starting"
         )
-    return unix_sockets.listen(path, process.size)
+    with unix_sockets.listen(path, process.size) as listener:
+        try:
+            step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
+            yield listener
+        finally:
+            os.unlink(path)
 
 
-def _listen_to_machines(process: LauncherEnv, where: Address, path: str, timeout: float) -> DriverLink:
-    """Listen for processes of other machines, which are connected to `path`; raise :class:`RendezvousError` if that is
-    not possible.
+def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[Connection, Greeting] | None:
+    """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
 
-    If the agents have a store, the addresses are left there, which may take `timeout` seconds.
+    Return None if no process has connected within `timeout` seconds, or if it has sent something else.
+    """
+    if not unix_sockets.is_readable(listener.fileno(), timeout):
+        return None
+    listener.setblocking(False)  # The process may be another user's.
+    try:
+        call = unix_sockets.accept(listener)
+    except OSError:
+        return None
+    connection = Connection(call.detach())
+    with fd_passing.socket_of(connection) as end:
+        try:
+            unix_sockets.limit_reads(end, _GREETING_TIMEOUT)
+            greeting: Greeting = decode(connection.recv_bytes(_LONGEST), form)
+            unix_sockets.limit_reads(end, 0)
+        except (EOFError, OSError, ValueError):
+            return None
+    return connection, greeting
+
+
+def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connection:
+    """Connect this rank to rank 0 on the same machine, and greet it with `own`; return the connection.
+
+    Raise :class:`RendezvousError` if rank 0 does not listen within `timeout` seconds.
+    """
+    path, deadline = rendezvous_path(process), monotonic() + timeout
+    step("looks for rank 0 at %s", path)
+    while True:
+        try:
+            connection = Connection(unix_sockets.connect(path).detach())
+            connection.send_bytes(encode(own))
+        except PermissionError as error:
+            raise RendezvousError(f"this process cannot connect to rank 0 at {path}: {error.strerror}") from None
+        except OSError:
+            if monotonic() >= deadline:
+                raise _unreachable(process, own, path, timeout, "no process listens there") from None
+            time.sleep(_RETRY_INTERVAL)
+        else:
+            step("is connected to rank 0")
+            return connection
+
+
+def _unreachable(process: LauncherEnv, own: Hello, where: str, timeout: float, why: str) -> RendezvousError:
+    return RendezvousError(
+        f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {own.host} did not "
+        f"reach rank 0 at {where}, within {timeout:g} s: {why}"
+    )
+
+
+# Several machines
+
+
+def gather_machines(
+    process: LauncherEnv, where: Address, timeout: float = TIMEOUT
+) -> tuple[dict[int, tuple[str, Hello]], DriverLink]:
+    """Wait for all other processes, in rank 0; return their names in the link, with their greetings, and the link.
+
+    Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     from pytest_accel.features.launchers.machine_link import DriverLink
 
-    random, answer = secrets.token_bytes(32), partial(unix_sockets.connect, path)
+    calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+    random = secrets.token_bytes(32)
     port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
     try:
-        link = DriverLink(job_secret.driver_key(secret, where.job), port, answer, _warn_wrong_secret)
+        key = job_secret.driver_key(secret, where.job)
+        link = DriverLink(key, port, lambda *call: calls.put(call))
     except OSError as error:
-        raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
-    if log.is_on():
-        interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
-        step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
-        step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
-    if where.key is not None:
-        step("tells its addresses to the store of torchrun's agents at %s, port %d", where.host, where.port)
-        try:
-            _ask_store(where, encode(_StoredValue(_addresses(where), link.port, random.hex())).decode(), timeout)
-        except RendezvousError:
-            link.close()
-            raise
-    return link
+        raise RendezvousError(f"rank 0 cannot listen at port {port}: {error}; set another MASTER_PORT") from None
+
+    def accept(seconds: float) -> tuple[str, Hello] | None:
+        with suppress(queue.Empty, ValueError):
+            agent, greeting = calls.get(timeout=seconds)
+            return agent, decode(greeting, Hello)
+        return None
+
+    try:
+        if log.is_on():
+            interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
+            step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
+            step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
+        if where.key is not None:
+            step("tells its port to the store of torchrun's agents at %s, port %d", where.host, where.port)
+            _ask_store(where, f"{link.port} {random.hex()}", timeout)
+        return _gather(process, accept, timeout), link
+    except BaseException:
+        link.close()
+        raise
 
 
-def _warn_wrong_secret() -> None:
-    """Print a note. Do not fail: any process can reach the port."""
-    step("%s", _WRONG_SECRET)
-    print(f"accel: {_WRONG_SECRET}; rank 0 is still waiting", file=sys.stderr, flush=True)
-
-
-# The other ranks
-
-
-def join(process: LauncherEnv, own: Hello, where: Address | None, timeout: float = TIMEOUT) -> Connection | AgentLink:
-    """Connect this rank to rank 0; return the connection, or the link if rank 0 is on another machine.
+def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: float = TIMEOUT) -> AgentLink:
+    """Connect this rank to rank 0, and greet it with `own`; return the link.
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    path = there = rendezvous_path(process, own.machine)
-    addresses: list[str] = []
-    port, key = 0, b""
-    if where is None:
-        step("looks for rank 0 at %s", path)
-    else:
-        addresses, port, secret = [where.host], where.port, where.secret
-        if where.key is not None:
-            step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
-            addresses, port, random = _read_store(where, timeout)
-            secret = job_secret.mixed(random, where.secret)
-        if log.is_on():
-            step("looks for rank 0 at %s, port %d", " or ".join(map(_resolved, addresses)), port)
-        key = job_secret.driver_key(secret, where.job)
-        there = f"{' or '.join(addresses)}, port {port}"
+    port, secret = where.port, where.secret
+    if where.key is not None:
+        step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
+        port, random = _read_store(where, timeout)
+        secret = job_secret.mixed(random, where.secret)
+    step("looks for rank 0 at %s, port %d", where.host, port)
+    there = f"{where.host}, port {port}"
+
+    def hello(address: str, driver_address: str) -> Hello:
+        return structs.replace(own, address=address, driver_address=driver_address)
+
     try:
-        return call(addresses, port, key, timeout, "rank 0", path)
+        return call([where.host], port, job_secret.driver_key(secret, where.job), timeout, "rank 0", hello)
     except WrongSecret:
         raise RendezvousError(
-            f"the process that listens for rank 0 at {there}, has another secret ({job_secret.NAMES}) than rank "
+            f"the process that listens for rank 0 at {there}, has another secret ({job_secret.VARIABLE}) than rank "
             f"{process.rank} on {own.host}, or belongs to another job"
         ) from None
     except ConnectionError as error:
-        raise RendezvousError(
-            f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {own.host} did not "
-            f"reach rank 0 at {there}, within {timeout:g} s: {error}"
-        ) from None
+        raise _unreachable(process, own, there, timeout, str(error)) from None
 
 
 def call(
-    addresses: Sequence[str], port: int, key: bytes, timeout: float, driver: str, path: str | None = None
-) -> AgentLink | Connection:
-    """Connect to the driver: at the Unix socket `path` if it listens there, or at one of `addresses`.
+    addresses: Sequence[str],
+    port: int,
+    key: bytes,
+    timeout: float,
+    driver: str,
+    hello: Callable[[str, str], Struct],
+) -> AgentLink:
+    """Connect to the driver at one of `addresses`, and greet it as `machine_link.call` does.
 
     `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
     address. If a process that listens there refuses the connection for some seconds, raise :class:`WrongSecret`.
     """
+    from pytest_accel.features.launchers import machine_link  # Imported here, since it needs pyzmq.
+
     deadline = monotonic() + timeout
     refused_since: float | None = None
     errors: dict[str, str] = {}
     seen: set[str] = set()
     while True:
-        if path is not None and (connection := _call_here(path, driver)) is not None:
-            return connection
         for address in addresses:
-            from pytest_accel.features.launchers import machine_link  # Imported here, since it needs pyzmq.
-
             try:
-                link = machine_link.call(address, port, key)
+                link = machine_link.call(address, port, key, hello)
+                step("is connected to %s at %s, port %d", driver, address, port)
+                return link
             except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
                 errors[address] = f"{address}: {error}"
-                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
                 if isinstance(error, WrongSecret):
                     refused_since = refused_since or monotonic()
                     if monotonic() >= refused_since + _REFUSED_TIMEOUT:
                         raise
-                continue
-            # The driver listens at the path before it does at the port: if it is on this machine, the path works now.
-            if path is not None and (connection := _call_here(path, driver)) is not None:
-                link.close()
-                return connection
-            step("is connected to %s at %s, port %d", driver, address, port)
-            return link
+                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
         if monotonic() >= deadline:
-            raise ConnectionError("; ".join(errors.values()) or "no process listens there")
+            raise ConnectionError("; ".join(errors.values()))
         time.sleep(_RETRY_INTERVAL)
-
-
-def _call_here(path: str, driver: str) -> Connection | None:
-    """Connect to the driver on this machine; return None if it does not listen there."""
-    try:
-        with unix_sockets.connect(path) as call:
-            step("is connected to %s", driver)
-            return Connection(call.detach())
-    except PermissionError as error:
-        raise RendezvousError(f"this process cannot connect to {driver} at {path}: {error.strerror}") from None
-    except OSError:
-        return None
-
-
-def _resolved(address: str) -> str:
-    """Return `address` and, for a name, the addresses that this machine finds, which may differ elsewhere."""
-    try:
-        found = {str(one[4][0]) for one in socket.getaddrinfo(address, None)} - {address}
-    except (OSError, ValueError) as error:
-        return f"{address} ({error})"
-    return f"{address} ({', '.join(sorted(found))})" if found else address
 
 
 # The store of torchrun's agents
@@ -417,30 +393,23 @@ def _ask_store(where: Address, value: str, timeout: float) -> str:
     done = subprocess.run(command, input=value, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RendezvousError(f"the store of torchrun's agents at {where.text} cannot be used: {last}")
+        raise RendezvousError(f"the store of torchrun's agents at {where.host}:{where.port} cannot be used: {last}")
     return done.stdout
 
 
-def _read_store(where: Address, timeout: float) -> tuple[list[str], int, bytes]:
-    """Wait until rank 0 has set the value in the agents' store; return its addresses, its port and the random secret.
+def _read_store(where: Address, timeout: float) -> tuple[int, bytes]:
+    """Wait until rank 0 has set the value in the agents' store; return its port and the random secret.
 
     Raise :class:`RendezvousError` if the value is malformed: every process that reaches the store can set it.
     """
+    port, _, random = _ask_store(where, "", timeout).partition(" ")
     try:
-        value: _StoredValue = decode(_ask_store(where, "", timeout).encode(), _StoredValue)
-        return value.addresses, value.port, bytes.fromhex(value.secret)
+        return int(port) % 0x10000, bytes.fromhex(random)
     except ValueError as error:
         raise RendezvousError(
-            f"the store of torchrun's agents at {where.text} has no valid value of rank 0 at {where.key}: {error}"
+            f"the store of torchrun's agents at {where.host}:{where.port} has no valid value of rank 0 at {where.key}: "
+            f"{error}"
         ) from None
-
-
-def _addresses(where: Address) -> list[str]:
-    """Return the addresses at which others may reach this machine; the address that reaches the store is first."""
-    found = [address for _, address in own_interfaces()]
-    with suppress(OSError), socket.create_connection((where.host, where.port), _PROBE_TIMEOUT) as probe:
-        found.insert(0, str(probe.getsockname()[0]))
-    return list(dict.fromkeys(found))
 
 
 def own_interfaces() -> list[tuple[str, str]]:

@@ -12,27 +12,19 @@ from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.shared_folder import PlaceError
 
 
-class UnfitDevicesError(PlaceError):
-    """The devices that a cluster has reserved on a machine do not meet the need."""
-
-    def __init__(self, text: str, machine: int = 0) -> None:
-        super().__init__(text)
-        self.machine = machine
-
-
 def shown_devices(machine: Machine, kind: str, mask: str, need: DeviceNeed) -> frozenset[str]:
     """Return the ids of the devices of this `machine` that `mask` shows, as a process without a mask numbers them.
 
-    Raise :class:`UnfitDevicesError` if they do not suffice for `need`.
+    Raise :class:`PlaceError` if they do not suffice for `need`.
     """
     vendor, inventory = machine.vendor(kind), machine.of(kind)
     variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
     if variable is None:
-        raise UnfitDevicesError(f"{kind} devices have no mask, by which a cluster could name them")
+        raise PlaceError(f"{kind} devices have no mask, by which a cluster could name them")
     # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
     environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
     names = frozenset(device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask}))
     shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
     if (missing := shortfall(need, shown)) is not None:
-        raise UnfitDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+        raise PlaceError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
     return names

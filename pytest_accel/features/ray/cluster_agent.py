@@ -17,7 +17,6 @@ from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.launchers.rendezvous import call
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages.struct_messages import decode
@@ -61,13 +60,12 @@ def serve(invitation: Invitation) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     log.start_here(f"agent of machine {invitation.machine}")
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
-    key = bytes.fromhex(invitation.key)
+    key, hello = bytes.fromhex(invitation.key), NodeHello(invitation.machine)
     try:
-        link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller")
+        link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller", lambda *_: hello)
     except ConnectionError as error:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
         print(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}", file=sys.stderr)
         return 1
-    assert isinstance(link, AgentLink)
-    return serve_driver(link, NodeHello(invitation.machine, link.name))
+    return serve_driver(link)

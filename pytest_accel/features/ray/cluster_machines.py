@@ -11,16 +11,14 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from socket import socket
 
-from pytest_accel.core import loop_tasks, threads
+from pytest_accel.core import loop_tasks
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.rendezvous import own_interfaces, read_greeting
+from pytest_accel.features.launchers.placement import RankMachine
+from pytest_accel.features.launchers.rendezvous import own_interfaces
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
-from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.struct_messages import decode
 from pytest_accel.pool.starter import LostPlaceError
 from pytest_accel.settings.options import Settings
 
@@ -28,7 +26,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class ClusterMachines:
-    """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `layout`.
+    """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `machines`.
 
     Its methods are called in the thread of the pool's loop.
     """
@@ -38,7 +36,7 @@ class ClusterMachines:
 
         `on_lost` is called in the loop with the number of a machine that is lost.
         """
-        self.layout = Layout((RankMachine(platform.node(), "", (0,)),))
+        self.machines = [RankMachine(platform.node(), "")]
         """All machines so far."""
         self.clients: dict[int, AgentClient] = {}
         """The clients of the agents that have joined, by the number of the machine."""
@@ -50,15 +48,14 @@ class ClusterMachines:
         self._changes = changes
         self._loop = get_running_loop()
         key = secrets.token_bytes(32)
-        self._link = DriverLink(key, 0, self._answer, _ignore_caller)
+        self._link = DriverLink(key, 0, self._greeted)
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         addresses = (*(address for _, address in own_interfaces()), _LOOPBACK)
         self.invitation = Invitation(addresses, self._link.port, key.hex())
 
     def add(self, name: str, address: str) -> None:
         """Add a machine, whose agent is being started. Its `name` is for the user; others reach it at `address`."""
-        number = len(self.layout.machines)
-        self.layout = Layout((*self.layout.machines, RankMachine(name, address, (number,))))
+        self.machines.append(RankMachine(name, address))
 
     def joined(self, number: int) -> Future[None]:
         """Return a future that is done once the agent of a machine has joined, and fails if it cannot join."""
@@ -75,19 +72,18 @@ class ClusterMachines:
             client.end(0)
         self._link.close()
 
-    def _join(self, call: Connection, hello: NodeHello) -> None:
+    def _join(self, agent: str, hello: NodeHello) -> None:
         """Admit an agent that has connected."""
         number = hello.machine
         # An invitation is valid once.
-        if number not in range(1, len(self.layout.machines)) or self.joined(number).done():
-            call.close()
+        if number not in range(1, len(self.machines)) or self.joined(number).done():
             return
         self.clients[number] = AgentClient(
-            call,
-            self.layout.machines[number].name,
+            self._link,
+            agent,
+            self.machines[number].name,
             partial(self._post, self._lost, number),
             self._changes,
-            (self._link, hello.link),
             self._settings,
         )
         self.joined(number).set_result(None)
@@ -100,19 +96,8 @@ class ClusterMachines:
         with suppress(RuntimeError):  # The pool is closed.
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    # In other threads
+    # In the thread of the link
 
-    def _answer(self) -> socket:
-        ours, theirs = unix_sockets.pair()
-        threads.start(self._greet, "accel-greeting", ours)
-        return theirs
-
-    def _greet(self, call: socket) -> None:
-        """Read the greeting of an agent that has called."""
-        hello = read_greeting(call, NodeHello)
-        if hello is not None:
-            self._post(self._join, Connection(call.detach()), hello)
-
-
-def _ignore_caller() -> None:
-    """Ignore a caller with another key: any process may connect."""
+    def _greeted(self, agent: str, greeting: bytes) -> None:
+        with suppress(ValueError):
+            self._post(self._join, agent, decode(greeting, NodeHello))

@@ -12,7 +12,6 @@ from pytest_accel.core import loop_tasks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import EnvironmentChanges
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
-from pytest_accel.features.launchers.placement import Seat
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
@@ -135,7 +134,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
         self._send(ReleasePlace(taken.number))
 
     def place(self, spec: WorldSpec, taken: PlaceTaken) -> WorldSpec:
-        return self._on_seats(spec, taken, [Seat(machine, machine) for machine in taken.placed.result().machines])
+        return self._on_machines(spec, taken, taken.placed.result().machines)
 
     async def stop(self) -> bool:
         stopped = await super().stop()

@@ -28,12 +28,10 @@ class Invitation(Struct, frozen=True, tag=True):
 
 
 class NodeHello(Struct, frozen=True):
-    """The greeting of an agent. The controller closes the connection if it does not use the machine."""
+    """The greeting of an agent."""
 
     machine: int
     """The number of the agent's machine in the session."""
-    link: str
-    """The name of the connection in the controller's link."""
 
 
 # To both
@@ -97,7 +95,7 @@ class PlaceReserved(Struct, frozen=True, tag=True):
 
     request_id: int
     machines: tuple[int, ...]
-    """The machine of each rank, in ascending order: its index in `Layout.machines`, and the number of its server."""
+    """The number of each rank's machine, and so of its server, in ascending order."""
     devices: Mapping[int, tuple[str, ...]]
     """By machine: the values of the kind's mask variable for the reserved devices, as a process without that mask
     numbers them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""

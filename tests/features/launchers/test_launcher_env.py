@@ -9,29 +9,33 @@ import re
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.features.launchers import machine_link, rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.launched_session import find_difference
-from pytest_accel.features.launchers.rendezvous import Address, RendezvousError, find_address, gather, rendezvous_path
+from pytest_accel.features.launchers.rendezvous import (
+    Address,
+    RendezvousError,
+    find_address,
+    gather,
+    gather_machines,
+    rendezvous_path,
+)
 from pytest_accel.messages import worker_input
-from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
 from tests.deadline import eventually
 from tests.peers import read_all
 
 PARENT = f"{os.getppid()}-{psutil.Process(os.getppid()).create_time()}"
 SECRET = "nobody can guess this one"
-OTHER_USER = 1002
-"""The id of a user that does not run the tests."""
 
 TORCHRUN = {
     "RANK": "1",
@@ -175,15 +179,20 @@ def hello(rank: int, **other: object) -> Hello:
         ({"directory": "/there"}, "working directory: rank 0 has /here, rank 2 has /there"),
         ({"rootdir": "/there"}, "root directory: rank 0 has /here, rank 2 has /there"),
         ({"masks": {}}, "visible devices: rank 0 has A=0,1, rank 2 has no mask"),
-        ({"masks": {"A": "2,3"}, "machine": "there"}, None),
-        ({"masks": {"A": "2"}, "machine": "there"}, "visible devices: rank 0 has A=0,1, rank 2 has A=2"),
+        (
+            {"machine": "there"},
+            "different numbers of processes on the machines (2, 1): start as many on each",
+        ),
     ],
 )
 def test_a_difference_between_processes_names_both_values(other: dict[str, object], what: str | None) -> None:
-    """Machines may have different devices, but must have the same number."""
     same: dict[str, object] = {"masks": {"A": "0,1"}}
     difference = find_difference("torchrun", [hello(0, **same), hello(1, **same), hello(2, **{**same, **other})])
     assert difference is None if what is None else what in str(difference)
+
+
+def test_machines_may_have_different_devices() -> None:
+    assert find_difference("srun", [hello(0, masks={"A": "0"}), hello(1, masks={"A": "1"}, machine="there")]) is None
 
 
 def world(rank: int) -> LauncherEnv:
@@ -191,40 +200,25 @@ def world(rank: int) -> LauncherEnv:
     return LauncherEnv("torchrun", rank, 3, rank, 3, ("a", "b"))
 
 
-LINKS: list[machine_link.AgentLink] = []
-"""The links of a test."""
-
-
 @pytest.fixture(autouse=True)
-def surroundings_of_a_rendezvous(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Set the lock folder, from which the path of the rendezvous is made, and close the links."""
+def surroundings_of_a_rendezvous(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the lock folder, from which the path of the rendezvous is made."""
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path_factory.mktemp("l")))
-    yield
-    while LINKS:
-        LINKS.pop().close()
 
 
-def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
-    raise FileNotFoundError
-
-
-def join_as(
-    found: dict[int, Connection | str], own: Hello, where: Address | None = None, launcher: str = "torchrun"
-) -> threading.Thread:
+def join_as(found: dict[int, object], own: Hello, where: Address | None = None) -> threading.Thread:
     """Join as a rank, in a new thread that stores the connection or the error in `found`; return the thread."""
 
     def run() -> None:
         try:
-            driver = rendezvous.join(LauncherEnv(launcher, own.rank, 3, own.rank, 3, ("a", "b")), own, where, 30)
+            process = world(own.rank)
+            found[own.rank] = (
+                rendezvous.join(process, own, 30)
+                if where is None
+                else rendezvous.join_machines(process, own, where, 30)
+            )
         except RendezvousError as error:
             found[own.rank] = str(error)
-            return
-        if not isinstance(driver, Connection):
-            LINKS.append(driver)
-        found[own.rank] = made = driver if isinstance(driver, Connection) else driver.start(no_target)
-        made.send_bytes(encode(own))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -234,16 +228,15 @@ def join_as(
 def test_processes_may_join_in_any_order() -> None:
     # A killed process may have left its socket behind.
     Path(rendezvous_path(world(0))).touch()
-    found: dict[int, Connection | str] = {}
+    found: dict[int, object] = {}
     threads = [join_as(found, hello(2)), join_as(found, hello(1))]
 
-    met, link = gather(world(0), hello(0), None, 30)
+    met = gather(world(0), 30)
 
     for thread in threads:
         thread.join()
-    assert list(met) == [1, 2]
-    assert link is None
-    met[2][1].send("for rank 2")
+    assert [greeting.rank for _, greeting in met.values()] == [1, 2]
+    met[2][0].send("for rank 2")
     connection = found[2]
     assert isinstance(connection, Connection)
     assert connection.recv() == "for rank 2"
@@ -251,24 +244,20 @@ def test_processes_may_join_in_any_order() -> None:
 
 
 def test_missing_processes_are_named() -> None:
-    found: dict[int, Connection | str] = {}
-    thread = join_as(found, hello(2))
+    thread = join_as({}, hello(2))
 
     text = "torchrun has started 3 processes, and rank 1 did not connect within 3 s"
     with pytest.raises(RendezvousError, match=text):
-        gather(world(0), hello(0), None, 3)
+        gather(world(0), 3)
 
     thread.join()
     with pytest.raises(
         RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: no process listens there"
     ):
-        rendezvous.join(world(1), hello(1), None, 0)
+        rendezvous.join(world(1), hello(1), 0)
 
 
-def test_the_rendezvous_of_several_machines_is_read_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_the_rendezvous_of_several_machines_is_read_from_the_environment() -> None:
     process = LauncherEnv("mpirun", 0, 4, 0, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     found = find_address(exported, process)
@@ -285,41 +274,24 @@ def test_the_rendezvous_of_several_machines_is_read_from_the_environment(
             find_address({**exported, name: ""}, process)
 
 
-def test_the_secret_is_exported_or_in_a_file_that_only_its_user_can_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        ("", r"rank 3 on .* has no secret .*Export PYTEST_ACCEL_SECRET with the same value"),
+        ("guess me\n", r"rank 3 on .*PYTEST_ACCEL_SECRET has 8 characters; at least 16 are needed"),
+    ],
+)
+def test_a_process_without_a_usable_secret_ends_at_once(secret: str, text: str) -> None:
+    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": secret}
     process = LauncherEnv("srun", 3, 4, 1, 2, ("a",))
-    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
-    with pytest.raises(RendezvousError) as missing:
+    with pytest.raises(RendezvousError, match=text) as raised:
         find_address(exported, process)
-    said = str(missing.value)
-    assert "rank 3 on" in said
-    assert "Export PYTEST_ACCEL_SECRET" in said
-    # The command in the message creates the file.
-    (command,) = re.findall(r"\(umask 077.*secret\)", said)
-    subprocess.run(command, shell=True, check=True)
-    path = tmp_path / ".pytest-accel-secret"
-    for given, secret in (("", path.read_bytes().strip()), (SECRET, SECRET.encode())):
-        found = find_address({**exported, "PYTEST_ACCEL_SECRET": given}, process)
-        assert found is not None
-        assert found.secret == secret
-
-    path.chmod(0o640)
-    with pytest.raises(RendezvousError, match=r"rank 3 on .*open to other users \(mode 0640\): chmod 600"):
-        find_address(exported, process)
-    path.chmod(0o600)
-    path.write_text("guess me\n")
-    with pytest.raises(RendezvousError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
-        find_address(exported, process)
-    if os.geteuid() == 0:
-        os.chown(path, OTHER_USER, OTHER_USER)
-        with pytest.raises(RendezvousError, match=rf"belongs to user {OTHER_USER}, and not to user 0"):
-            find_address(exported, process)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(RendezvousError, match=r"is not a regular file"):
-        find_address(exported, process)
+    # The command in the message makes a secret.
+    (command,) = re.findall(r"export (PYTEST_ACCEL_SECRET=\$\(.*?\)\)'\))", str(raised.value))
+    made = subprocess.run(f"{command}; printf %s $PYTEST_ACCEL_SECRET", shell=True, check=True, capture_output=True)
+    found = find_address({**exported, "PYTEST_ACCEL_SECRET": made.stdout.decode()}, process)
+    assert found is not None
+    assert found.secret == made.stdout
 
 
 @pytest.fixture
@@ -329,11 +301,11 @@ def address() -> Address:
         return Address("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
 
-def test_remote_processes_are_accepted_and_strangers_are_rejected(address: Address) -> None:
+def test_processes_of_other_machines_are_accepted_and_strangers_are_rejected(address: Address) -> None:
     """Strangers send nothing, a part of a greeting, or another protocol."""
-    found: dict[int, Connection | str] = {}
-    there = hello(1, machine="there", host="there", args=("-k", "\udcff"))
-    near = hello(2, machine="here")
+    found: dict[int, object] = {}
+    there = hello(1, host="there", args=("-k", "\udcff"))
+    near = hello(2, host="here")
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
 
@@ -351,24 +323,17 @@ def test_remote_processes_are_accepted_and_strangers_are_rejected(address: Addre
 
         joining = threading.Thread(target=join_after_strangers)
         joining.start()
-        met, link = gather(world(0), hello(0, machine="here"), address, 60)
+        met, link = gather_machines(world(0), address, 60)
         joining.join()
         for thread in threads:
             thread.join()
 
-    assert [hello for hello, _ in met.values()] == [there, near]
-    assert link is not None
-    met[1][1].send("for rank 1")
-    connection = found[1]
-    assert isinstance(connection, Connection)
-    assert connection.recv() == "for rank 1"
+    at = {"address": "127.0.0.1", "driver_address": "127.0.0.1"}
+    assert [greeting for _, greeting in met.values()] == [structs.replace(one, **at) for one in (there, near)]
     link.close()
-    with pytest.raises(EOFError):
-        connection.recv()
-    met[2][1].send("for rank 2")  # It has connected on this machine, and needs no link.
-    near_connection = found[2]
-    assert isinstance(near_connection, Connection)
-    assert near_connection.recv() == "for rank 2"
+    for agent in found.values():
+        assert isinstance(agent, machine_link.AgentLink)
+        agent.close()
 
 
 def connect_to(where: Address) -> socket.socket:
@@ -385,10 +350,8 @@ def connect_to(where: Address) -> socket.socket:
 
 
 @pytest.mark.parametrize("theirs", ["the secret of somebody else", ""])
-def test_different_secrets_are_reported_at_both_ends(
-    address: Address, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, theirs: str
-) -> None:
-    """Without a secret, the other end has that in the store of torchrun's agents alone."""
+def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
+    """Without a secret, it has that in the store of torchrun's agents alone."""
     stored: queue.Queue[str] = queue.Queue()
 
     def ask_store(where: Address, value: str, timeout: float) -> str:
@@ -396,24 +359,19 @@ def test_different_secrets_are_reported_at_both_ends(
             stored.put(value)
         return value or stored.get()
 
-    monkeypatch.setattr(rendezvous, "_ask_store", ask_store)
     monkeypatch.setattr(rendezvous, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(rendezvous, "_ask_store", ask_store)
     where = address if theirs else replace(address, key="pytest-accel/0")
-    found: dict[int, Connection | str] = {}
-    own = hello(1, machine="there", host="remote-node")
+    found: dict[int, object] = {}
+    own = hello(1, host="remote-node")
     thread = join_as(found, own, replace(where, secret=theirs.encode()))
-    with pytest.raises(RendezvousError) as raised:
-        gather(world(0), hello(0, machine="here"), where, 4)
+    with pytest.raises(RendezvousError, match="ranks 1-2 did not connect within 4 s") as raised:
+        gather_machines(world(0), where, 4)
     thread.join()
 
-    names = "PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret"
-    assert f"has another secret ({names}) than rank 1 on remote-node" in str(found[1])
-    wrong = f"a process has called that has another secret ({names}), or belongs to another job"
-    assert "ranks 1-2 did not connect within 4 s" in str(raised.value)
-    assert wrong in str(raised.value)
-    said = capsys.readouterr().err
-    assert said.count(f"accel: {wrong}; rank 0 is still waiting") == 1
-    assert not any("somebody else" in text or SECRET in text for text in (said, str(found[1]), str(raised.value)))
+    text = "has another secret (PYTEST_ACCEL_SECRET) than rank 1 on remote-node, or belongs to another job"
+    assert text in str(found[1])
+    assert not any("somebody else" in text or SECRET in text for text in (str(found[1]), str(raised.value)))
 
 
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:

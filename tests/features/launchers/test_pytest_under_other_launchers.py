@@ -6,6 +6,7 @@ Some tests start plain processes with the environment variables of srun instead.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import sys
@@ -31,12 +32,16 @@ DEEPSPEED = (
 )
 
 
+CORES = sorted(os.sched_getaffinity(0))[:2]
+"""The cores to which :func:`srun` binds its processes, one to each."""
+
+
 def srun(rank_1_args: str = "") -> tuple[str, ...]:
     """Return a program that starts two processes as srun would; rank 1 gets the additional arguments `rank_1_args`."""
     common = "env SLURM_JOB_ID=71 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2"
     script = (
-        f'{common} SLURM_PROCID=1 SLURM_LOCALID=1 "$@" {rank_1_args} & '
-        f'{common} SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait; exit $code'
+        f'taskset -c {CORES[-1]} {common} SLURM_PROCID=1 SLURM_LOCALID=1 "$@" {rank_1_args} & '
+        f'taskset -c {CORES[0]} {common} SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait; exit $code'
     )
     return ("/bin/sh", "-c", script, "srun", *PYTEST)
 
@@ -126,7 +131,7 @@ def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_sta
 
 @pytest.mark.long
 def test_tests_without_a_mark_and_tests_that_only_a_rank_has_collected_are_errors(suite: BackgroundSuite) -> None:
-    """Tests without a mark are errors in a strict session."""
+    """Tests without a mark are errors in a strict session. Ranks may use the cores of all launched processes."""
     suite.write(
         "test_it.py",
         """
@@ -146,7 +151,8 @@ def test_tests_without_a_mark_and_tests_that_only_a_rank_has_collected_are_error
 
         @pytest.mark.distributed(2)
         def test_marked(gather):
-            assert gather(1) == [1, 1]
+            cores = sorted(os.sched_getaffinity(0))
+            assert gather(cores) == 2 * [[int(core) for core in os.environ["CORES"].split()]]
 
 
         @pytest.mark.distributed(2)
@@ -156,7 +162,8 @@ def test_tests_without_a_mark_and_tests_that_only_a_rank_has_collected_are_error
         """,
     )
 
-    run = suite.start("--accel-strict", program=SRUN).finish()
+    environment = {"CORES": " ".join(map(str, CORES))}
+    run = suite.start("--accel-strict", program=SRUN, environment=environment).finish()
 
     errors = ("test_without_mark", "test_collected_otherwise[a]", "test_collected_otherwise[b]")
     run.expect({**dict.fromkeys(errors, "ERROR"), "test_skipped": "SKIPPED", "test_marked": "PASSED"})

@@ -11,18 +11,16 @@ import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite, torchrun
 from tests.features.launchers.launcher_sessions import suites
-from tests.features.launchers.unmarked_suites import QUICK, RECORDER, STARTING
+from tests.features.launchers.unmarked_suites import RECORDER, SUITES
 from tests.run import Run
 
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
 _TIMEOUT = 120.0
-"""Seconds for one session: some start twenty processes that import torch."""
+"""Seconds for one session."""
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _WAYS = (
     pytest.param(PYTEST, ("-n2",), 1, id="workers"),
     pytest.param(torchrun(2), (), 2, id="torchrun"),
-)
-_MORE_WAYS = (
     pytest.param(PYTEST, (), 1, id="plain"),
     pytest.param(_OPEN_MPI, (), 2, id="openmpi"),
 )
@@ -77,32 +75,16 @@ def _failed(seen: Mapping[str, Any]) -> set[str]:
 
 
 @pytest.mark.long(except_for="torchrun")
-@pytest.mark.parametrize(("program", "options", "processes"), [*_WAYS, *_MORE_WAYS])
+@pytest.mark.parametrize(("program", "options", "processes"), _WAYS)
 def test_the_plugin_changes_nothing_for_suites_without_a_mark(
     suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
 ) -> None:
-    _write(suite, QUICK)
-    seen = _compare(suite, program, *options, *QUICK, "--local-rank=7", processes=processes)
+    _write(suite, SUITES)
+    seen = _compare(suite, program, *options, *SUITES, "--local-rank=7", processes=processes)
     if processes == 2:
         # mpi4py may use another MPI than that of `program`.
         mpi = "mpirun" in program[0]
-        expected = {"pytest_mpi_"} if mpi else {"autouse", "guard", "options", "own_mark", "unittest_"}
+        expected = {"pytest_mpi_"} if mpi else {"autouse", "guard", "options", "own_mark"}
         assert _failed(seen["0"]) - {"mpi4py_"} == set()
         assert _failed(seen["1"]) - {"mpi4py_"} == expected, "rank 1 is a process of the suite, and has the bug"
         assert seen["1"]["status"] == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("program", "options", "processes"), _WAYS)
-def test_suites_that_start_processes_have_their_outcomes_with_the_plugin(
-    suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
-) -> None:
-    """Without the plugin, they have these outcomes in a process of a launcher as in one without."""
-    _write(suite, STARTING)
-    seen, run = _run(suite, program, *options, *STARTING)
-    assert seen.keys() == set(map(str, range(processes))), run.text
-    for process in seen.values():
-        calls = {nodeid.partition("/")[0]: outcome for nodeid, when, outcome, _ in process["reports"] if when == "call"}
-        expected = {name: "failed" if name in ("spawn", "torch_harness") else "passed" for name in STARTING}
-        assert calls == expected, run.text
-        assert process["unchanged"], "the suite's variables are its own"

@@ -257,36 +257,6 @@ _MPI4PY = {
             assert world.rank == 0
     """,
 }
-_UNITTEST = {
-    "test_unittest.py": """
-        import os
-        import unittest
-
-        import torch
-        import torch.distributed as dist
-
-
-        class TestCollectives(unittest.TestCase):
-            @classmethod
-            def setUpClass(cls):
-                if os.environ.get("WORLD_SIZE", "1") == "1":
-                    raise unittest.SkipTest("needs torchrun")
-                rank, store = int(os.environ["RANK"]), f"file://{os.environ['OUTCOMES']}/unittest.store"
-                dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-
-            @classmethod
-            def tearDownClass(cls):
-                dist.destroy_process_group()
-
-            def test_gather(self):
-                parts = [torch.zeros(1) for _ in range(2)]
-                dist.all_gather(parts, torch.full((1,), float(dist.get_rank())))
-                self.assertEqual([part.item() for part in parts], [0.0, 1.0])
-
-            def test_rank_1_has_a_bug(self):
-                self.assertEqual(dist.get_rank(), 0)
-    """,
-}
 _OPTIONS = {
     "conftest.py": """
         import os
@@ -324,89 +294,12 @@ _OPTIONS = {
             assert os.environ.get("LOCAL_RANK") in (None, "0")
     """,
 }
-_TORCHRUN = {
-    "script.py": """
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        assert total.item() == 2
-        dist.destroy_process_group()
-    """,
-    "test_torchrun.py": """
-        import subprocess
-        import sys
-        from pathlib import Path
-
-        LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-
-
-        def test_script():
-            script = Path(__file__).with_name("script.py")
-            subprocess.run([sys.executable, *LAUNCHER, str(script)], check=True, timeout=120)
-    """,
-}
-_SPAWN = {
-    "test_spawn.py": """
-        import torch
-        import torch.distributed as dist
-        import torch.multiprocessing as mp
-
-
-        def work(rank, path):
-            dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            assert total.item() == 2
-            dist.destroy_process_group()
-            assert rank == 0
-
-
-        def test_rank_1_has_a_bug(tmp_path):
-            mp.spawn(work, (str(tmp_path / "store"),), nprocs=2)
-    """,
-}
-_TORCH_HARNESS = {
-    "test_torch_harness.py": """
-        import torch
-        import torch.distributed as dist
-        from torch.testing._internal.common_distributed import MultiProcessTestCase
-
-
-        class TestCollectives(MultiProcessTestCase):
-            @property
-            def world_size(self):
-                return 2
-
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-
-            def test_rank_1_has_a_bug(self):
-                store = dist.FileStore(self.file_name, self.world_size)
-                dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
-                total = torch.ones(1)
-                dist.all_reduce(total)
-                self.assertEqual(total.item(), 2)
-                dist.destroy_process_group()
-                self.assertEqual(self.rank, 0)
-    """,
-}
-QUICK = {
+SUITES = {
     "autouse": _AUTOUSE,
     "guard": _GUARD,
     "mpi4py_": _MPI4PY,
     "options": _OPTIONS,
     "own_mark": _OWN_MARK,
     "pytest_mpi_": _PYTEST_MPI,
-    "unittest_": _UNITTEST,
 }
-"""The files of each suite that starts no processes, by the name of its folder."""
-STARTING = {
-    "spawn": _SPAWN,
-    "torch_harness": _TORCH_HARNESS,
-    "torchrun": _TORCHRUN,
-}
-"""The files of each suite whose tests start processes, which takes seconds."""
+"""The files of each suite, by the name of its folder."""

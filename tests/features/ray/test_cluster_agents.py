@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,17 @@ from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
-from pytest_accel.messages.struct_messages import encode
-from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 from tests.features.ray.table_cluster import start_agent
 
 
-def no_target(target: machine_link.Target) -> tuple[socket.socket, int | None]:
-    raise FileNotFoundError
-
-
-def greet(invitation: Invitation) -> tuple[AgentLink, Connection]:
-    """Call as the agent of the invitation's machine; return its connection. Raise WrongSecret if it has another key."""
-    link = machine_link.call("127.0.0.1", invitation.port, bytes.fromhex(invitation.key))
-    connection = link.start(no_target)
-    connection.send_bytes(encode(NodeHello(invitation.machine, link.name)))
-    return link, connection
+def greet(invitation: Invitation) -> AgentLink:
+    """Call as the agent of the invitation's machine. Raise WrongSecret if it has another key."""
+    hello = NodeHello(invitation.machine)
+    return machine_link.call("127.0.0.1", invitation.port, bytes.fromhex(invitation.key), lambda *_: hello)
 
 
 def test_only_expected_agents_with_the_key_are_admitted() -> None:
-    async def is_refused(other: Invitation) -> bool:
-        link, connection = await asyncio.to_thread(greet, other)
-        with pytest.raises(EOFError):
-            await asyncio.to_thread(connection.recv_bytes)
-        link.close()
-        return True
-
     async def call() -> None:
         lost: asyncio.Queue[int] = asyncio.Queue()
         machines = ClusterMachines(Settings(), EnvironmentChanges(), lost.put_nowait)
@@ -49,12 +33,16 @@ def test_only_expected_agents_with_the_key_are_admitted() -> None:
         invitation = replace(machines.invitation, machine=1)
         with pytest.raises(WrongSecret):
             await asyncio.to_thread(greet, replace(invitation, key="00" * 32))
-        for stranger in (2, 0):
-            assert await is_refused(replace(invitation, machine=stranger))
-        link, _ = await asyncio.to_thread(greet, invitation)
+        strangers = [await asyncio.to_thread(greet, replace(invitation, machine=number)) for number in (2, 0)]
+        link = await asyncio.to_thread(greet, invitation)
         await asyncio.wait_for(machines.joined(1), 60)
-        assert await is_refused(invitation)  # An invitation is valid once.
-        link.close()
+        admitted = dict(machines.clients)
+        strangers.append(await asyncio.to_thread(greet, invitation))  # An invitation is valid once.
+        await asyncio.sleep(0.5)
+        assert machines.clients == admitted
+        assert list(admitted) == [1]
+        for caller in (*strangers, link):
+            await asyncio.to_thread(caller.close)
         assert await asyncio.wait_for(lost.get(), 60) == 1
         machines.close()
 
