@@ -68,16 +68,18 @@ def srun(
     two_machines: Machines,
     *,
     private: Sequence[str] = (),
+    far: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return a program that starts one process on each machine, as srun would, with the secret in the environment.
 
-    The far machine does not share the folders `private`.
+    The far machine does not share the folders `private`, and its process has the variables `far`.
     """
 
     def task(rank: int) -> str:
         variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1,1"]
         variables += [f"SLURM_NODEID={rank}", f"SLURM_PROCID={rank}", "SLURM_LOCALID=0"]
         variables += [f"PYTEST_ACCEL_SECRET={SECRET}", f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"]
+        variables += far if rank else ()
         return shlex.join([*two_machines.on(rank, private=private if rank else ()), "env", *variables, *PYTEST])
 
     return run_both(task(1), task(0))
@@ -487,9 +489,15 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             assert (len(accel.ids), len(devices)) == (1, 1)
 
 
-        @pytest.mark.devices(5)
+        @pytest.mark.devices(6)
         @pytest.mark.distributed(2, nodes=2)
         def test_too_many():
+            pass
+
+
+        @pytest.mark.devices(5)
+        @pytest.mark.distributed(2, nodes=2)
+        def test_too_many_for_the_far_machine():
             pass
 
 
@@ -505,8 +513,8 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
         """,
     )
 
-    program = srun(two_machines, private=[str(suite.temporary)])
-    run = suite.start("--accel=sim:4,shared", "--accel-wait=20", program=program).finish()
+    program = srun(two_machines, private=[str(suite.temporary)], far=["SIM_VISIBLE_DEVICES=0,1,2,3"])
+    run = suite.start("--accel=sim:5,shared", "--accel-wait=20", program=program).finish()
 
     run.expect(
         {
@@ -514,11 +522,13 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             "test_all_of_each": "PASSED",
             "test_own_only": "PASSED",
             "test_too_many": "SKIPPED",
+            "test_too_many_for_the_far_machine": "ERROR",
             "test_a_folder": "ERROR",
             "test_near[0]": "PASSED",
             "test_near[1]": "PASSED",
         }
     )
-    assert "needs 5 sim devices; there are 4: 4 x sim (on near-node)" in run.text
+    assert "needs 6 sim devices; there are 5: 5 x sim (on near-node)" in run.text
+    assert "needs 5 sim devices; there are 4" in run.failure("test_too_many_for_the_far_machine")
     assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
     assert run.ret == 1
