@@ -73,11 +73,12 @@ class Driver:
 
         If a rank cannot run the test, the test is not started, and the outcome of its setup says why.
         """
-        prepared, self._prepared = self._prepared, None
-        if isinstance(prepared, BaseException):
-            raise prepared
-        # A plugin may run the test once more, without `prepare`.
-        world = self._ensure_world(marked) if prepared is None or prepared.closed else prepared
+        world, self._prepared = self._prepared, None
+        if isinstance(world, BaseException):
+            raise world
+        # A plugin may run the test once more, without `prepare`; a rank may have died since then.
+        if world is None or world.closed or not world.alive:
+            world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
         world.send(marked, with_call=not self._may_stop_call)
         return world
