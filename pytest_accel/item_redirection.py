@@ -38,7 +38,7 @@ class Redirector:
             hypothetical=planned_machine(session.config) is not None,
         )
         self._plans: dict[ItemPlan, ItemPlan] = {}
-        """The plans of all items, of which thousands may be equal, and are one object then."""
+        """The plans of all items. Thousands of items may have equal plans; these are one object."""
 
     def redirect(self, items: Sequence[pytest.Item], marked: Iterable[tuple[pytest.Item, Marks]]) -> list[MarkedItem]:
         """Make the items in `marked` run in worlds; return those that were not redirected before.

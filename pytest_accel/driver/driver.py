@@ -52,7 +52,7 @@ class Driver:
         """The world in which the next test begins, or why it has none; None once the test has begun."""
         self._running: MarkedTest | None = None
         self._tails: dict[int, OutputTail] = {}
-        """What shows the output of each world's ranks. It knows what it has shown if the driver gets a world again."""
+        """The followers of the ranks' output, by world. A follower knows what it has shown if its world comes again."""
         self._hung: set[str] = set()
         """Paths of files that the ranks of a world have not collected in time."""
 

@@ -266,7 +266,7 @@ class Finished(Struct, frozen=True):
 
     serial: int = 0
     uses: Mapping[str, GroupUse] = field(default_factory=dict)
-    """What the rank has issued in each of its process groups since the group was made, by the group's name."""
+    """The operations of the rank in each of its process groups since the group was made, by the group's name."""
     warnings: tuple[WarningSketch, ...] = ()
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""

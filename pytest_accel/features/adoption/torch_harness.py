@@ -113,7 +113,7 @@ class HarnessInRank:
 
 
 class _Child:
-    """What torch's child process does, in this rank."""
+    """The part of a test that torch runs in a child process, run in this rank."""
 
     passing: tuple[object, ...] = (None, 0)
     """The exit statuses of a test that has passed."""
@@ -182,6 +182,6 @@ class _Worker(_Child):
         return self._test
 
     def leave(self, *, waits: bool = True) -> None:
-        """End the class, of which torch's `tearDownClass` then finds no processes."""
+        """End the class; torch's `tearDownClass` finds no processes afterwards."""
         self.case._processes_spawned = self._harness.context.keeps_groups = False
         super().leave(waits=waits)

@@ -172,7 +172,7 @@ class _MachineLink(ABC):
                 self._put(peer, number, b"")
 
     async def _write(self, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
-        # What the process there has written before it closed its end is still carried. An asyncio transport drops it.
+        # Data that the process there has written before it closed its end is carried. An asyncio transport drops it.
         with suppress(OSError):
             while data := await inbox.get():
                 await self.loop.sock_sendall(end, data)

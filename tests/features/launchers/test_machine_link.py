@@ -41,7 +41,7 @@ class Ends:
         """The fork servers' ends of their connections to the driver."""
         self.joined: queue.Queue[tuple[str, bytes]] = queue.Queue()
         self.lost: queue.Queue[str | None] = queue.Queue()
-        """What the driver has been told about the loss of the agent."""
+        """The driver's messages about the loss of the agent."""
         self.ended = threading.Event()
         """Set once the agent has noticed the end of the connection."""
         self.driver = DriverLink(KEY, 0, lambda *call: self.joined.put(call))
