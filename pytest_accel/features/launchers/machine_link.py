@@ -104,10 +104,11 @@ class _MachineLink(ABC):
         if self._socket.closed:
             return
         self._streams.clear()
-        for task in self._tasks:
+        tasks = tuple(self._tasks)  # A task that ends removes itself from the set, before the wait begins, too.
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            self.loop.run_until_complete(asyncio.wait(self._tasks))
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks))
         self.loop.remove_reader(self._descriptor)
         self._context.destroy(linger=0)
 
