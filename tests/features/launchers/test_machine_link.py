@@ -144,7 +144,7 @@ def test_data_is_carried_although_its_sender_has_closed_the_connection_and_data_
     with rank(ends, 0) as (here, there):
         ends.driver.loop.call_soon_threadsafe(stopped.wait)
         there.sendall(b"ready")
-        time.sleep(0.5)  # It is there first when the driver's link goes on.
+        time.sleep(0.5)  # The data is there first when the loop of the driver goes on; no event shows that.
         here.sendall(b"end")
         here.close()
         stopped.set()
