@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import STAMPS
-from pytest_accel.core.kill import MARK
+from pytest_accel.core.processes import MARK
 
 CONFTEST = f"""
 import json, os, sys, time

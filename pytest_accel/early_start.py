@@ -65,7 +65,7 @@ def start_server(early_config: pytest.Config) -> None:
 
 def _has_devices(settings: options.Settings) -> bool:
     """Return whether tests that only request devices would run."""
-    from pytest_accel.settings.machine import machine_for
+    from pytest_accel.settings.options import machine_for
 
     try:
         return bool(machine_for(settings).session.devices)

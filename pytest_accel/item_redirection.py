@@ -11,9 +11,9 @@ import pytest
 
 from pytest_accel import features, late_marks
 from pytest_accel.core.marks import MarkError, Marks, own_world_size
-from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
+from pytest_accel.core.world_key import Needs
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError

@@ -84,7 +84,7 @@ class AccelSession:
     @cached_property
     def own_machine(self) -> Machine:
         """The devices of this machine, in the controller. Access raises the errors of :attr:`machine`."""
-        from pytest_accel.settings.machine import machine_for
+        from pytest_accel.settings.options import machine_for
 
         try:
             machine = machine_for(self.settings)

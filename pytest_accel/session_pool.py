@@ -15,9 +15,9 @@ from pytest_accel import coverage_data, features
 from pytest_accel.compat.pytest_shims import base_temporary_directory, log_file
 from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
-from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import pass_to
+from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.driver.output_tail import shown_file
 from pytest_accel.forkserver.server_process import spawn_here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.collectives import Collective, collectives_in, read_record
 from pytest_accel.messages.flight_record import COLLECTIVES
 

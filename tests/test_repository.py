@@ -50,7 +50,7 @@ RUNS_BETWEEN_TESTS = (
     "rank/rank_output",
     *("rank/operations", "forkserver/rank_process"),
     *("rank/device_memory", "rank/raised_errors", "rank/signed_store"),
-    *("core/kill", "messages/serialization", "messages/unix_sockets", "compat/torch_api"),
+    *("core/processes", "messages/serialization", "messages/unix_sockets", "compat/torch_api"),
 )
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
@@ -60,7 +60,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("pool/local_starter", "pool/summary", "forkserver/client"),
     *("leases/leases", "leases/locks", "leases/holder", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives"),
-    *("messages/connect", "core/prctl", "core/computing"),
+    "messages/connect",
     "features/record/live_hooks",
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_accel.core.needs import DriverLeases
+    from pytest_accel.core.world_key import DriverLeases
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
 """The `AccelSession`, on the config of a driver or controller."""

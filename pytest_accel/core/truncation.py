@@ -1,9 +1,9 @@
-"""Truncation of long text: a rank's output, assertions on tensors with a million elements, gloo's paragraphs."""
+"""Texts of reports: truncation of what ranks write and raise, and the names of ranks and of their process groups."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import fstat
 from typing import Any
@@ -19,6 +19,8 @@ _GLOO_SOURCE = re.compile(r"\[[^\s\]]*/gloo/[^\s\]]*:\d+\] ")
 """The file of gloo that raised an error, with which its text begins."""
 _GLOO_ADVICE = re.compile(r"\.? This is typically caused by .*?before reporting an error\. GLHF! \S*")
 """The end of gloo's errors about a connection (gloo/transport/tcp/pair.cc)."""
+DEFAULT_GROUP = "default_pg"
+"""torch's description of the default process group, used here as the group's name."""
 
 
 def cut(text: str, longest: int, hint: str = "") -> str:
@@ -88,3 +90,37 @@ def cut_failure(longrepr: Any) -> None:
     for crash in crashes:
         if crash:
             crash["message"] = "\n".join(cut_lines(cut_gloo(crash["message"]).split("\n")))
+
+
+# Names
+
+
+def line_prefix(rank: int, ranks: int) -> str:
+    """Return the text before each line that `rank` has written; empty in a world of one rank."""
+    return f"[rank {rank}] " if ranks > 1 else ""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the text for `ranks`: ``rank 1``, ``ranks 0-3`` or ``ranks 0, 2, 5-7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def recorded_group(entry: Mapping[str, Any]) -> str:
+    """Return the name of the group in which torch's flight recorder has recorded the collective `entry`.
+
+    The description of all groups but the default group is ``undefined``, unless the test has given a description.
+    """
+    name, description = entry["process_group"]
+    return DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
+
+
+def group_label(name: str) -> str:
+    """Return the text by which a message refers to the process group `name`."""
+    return "the default process group" if name == DEFAULT_GROUP else f"process group {name}"

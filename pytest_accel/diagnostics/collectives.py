@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_accel.core.rank_names import recorded_group
+from pytest_accel.core.truncation import recorded_group
 from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord
 from pytest_accel.messages.struct_messages import decode
 

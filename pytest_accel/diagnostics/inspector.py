@@ -16,8 +16,8 @@ from time import sleep
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.computing import held_up, is_computing
-from pytest_accel.core.paths import HEADING, LAST_PLACE_SIZE, RankFile, agent_path, rank_path
+from pytest_accel.core.processes import held_up, is_computing
+from pytest_accel.core.session_folder import HEADING, LAST_PLACE_SIZE, RankFile, agent_path, rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.oom import oom_kills

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.computing import held_up, is_computing
 from pytest_accel.core.frames import PACKAGE, Folders, is_library
+from pytest_accel.core.processes import held_up, is_computing
 
 _INTERVAL = 0.02
 """Seconds between two looks at the files that stacks are written to."""

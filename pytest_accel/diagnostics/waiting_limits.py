@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.core.clock import monotonic
-from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
+from pytest_accel.core.clock import AFTER_DEATH, GRACE, monotonic
 from pytest_accel.diagnostics.rank_state import PHASES, RankEvent, RankState
 from pytest_accel.messages.rank_messages import When
 

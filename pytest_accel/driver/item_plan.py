@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.kinds import KINDS_OF_BACKEND
-from pytest_accel.core.needs import Needs
-from pytest_accel.core.world_key import WorldKey, backend_names
+from pytest_accel.core.world_key import Needs, WorldKey, backend_names
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from os import close, geteuid
 
-from pytest_accel.core import prctl
+from pytest_accel.core import processes
 from pytest_accel.diagnostics.rank_state import RankState
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import call_rank
@@ -45,8 +45,8 @@ class LinkToRank(RankState):
         try:
             unix_sockets.limit_reads(stream, STALL_TIMEOUT)
             # For a rank on another machine, the agent of its machine closes the connection when the process has ended.
-            self.pidfd = None if self.is_remote else prctl.end_of(self.pid)
-            """Readable when the process has ended (`prctl.end_of`); None if there is no such descriptor."""
+            self.pidfd = None if self.is_remote else processes.end_of(self.pid)
+            """Readable when the process has ended (`processes.end_of`); None if there is no such descriptor."""
         except BaseException:
             stream.close()
             raise

@@ -13,8 +13,8 @@ import pytest
 
 from pytest_accel.compat.pytest_shims import shows_live_logs
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.paths import HEADING, RankFile, ShownFile
-from pytest_accel.core.rank_names import line_prefix
+from pytest_accel.core.session_folder import HEADING, RankFile, ShownFile
+from pytest_accel.core.truncation import line_prefix
 from pytest_accel.diagnostics.inspector import CHUNK, MachineInspector, WorldInspector
 from pytest_accel.settings.options import is_distributed
 

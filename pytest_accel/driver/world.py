@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from pickle import dumps
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT, monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
-from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay

@@ -10,8 +10,8 @@ from msgspec import structs
 from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
-from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import NOT_TORN_DOWN
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.diagnostics.waiting_limits import TimeLimits

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from socket import SHUT_WR, send_fds
 
-from pytest_accel.core import loop_tasks, session_folder
-from pytest_accel.core.kill import KILL_TIMEOUT
+from pytest_accel.compat import loop_tasks
+from pytest_accel.core import session_folder
+from pytest_accel.core.processes import KILL_TIMEOUT
 from pytest_accel.core.signals import without_sigpipe
 from pytest_accel.forkserver.server_messages import (
     KillWorld,

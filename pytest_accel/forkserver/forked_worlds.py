@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import wait
 
-from pytest_accel.core import prctl
-from pytest_accel.core.kill import children_of, cleans_up, kill_group, kill_tree
+from pytest_accel.core import processes
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import rank_path
+from pytest_accel.core.processes import children_of, cleans_up, kill_group, kill_tree
+from pytest_accel.core.session_folder import rank_path
 from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
     KillWorld,
@@ -55,7 +55,7 @@ class ForkedWorlds:
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
         self._own_group = not launched
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
-        self._controller_end = prctl.end_of(begin.controller)
+        self._controller_end = processes.end_of(begin.controller)
         self._woken, self._waker = unix_sockets.pair(blocking=False)
         self._ranks: dict[int, tuple[int, int]] = {}
         """The world and the rank of each process that has not been reaped, by its id."""

@@ -24,7 +24,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from pytest_accel.compat.torch_variables import is_read_later
-from pytest_accel.core import prctl
+from pytest_accel.core import processes
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.forkserver.server_messages import file_with, read_file
@@ -54,7 +54,7 @@ def fork_rank(
     if not pid:
         code = 1
         try:
-            prctl.die_with_parent(server)
+            processes.die_with_parent(server)
             enable_gc()
             _disown_exit_functions()
             set_wakeup_fd(-1)

@@ -22,11 +22,11 @@ from multiprocessing.connection import wait
 from os import _exit, execve, getpid
 from typing import Any, NoReturn
 
-from pytest_accel.core import log, prctl, session_folder
+from pytest_accel.core import log, processes, session_folder
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
+from pytest_accel.core.processes import kill_descendants
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds, send
 from pytest_accel.forkserver.preload import (
     RANK_MODULES,
@@ -60,7 +60,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     session_folder.claim(first.directory)
     log.start_here(f"fork server {first.server}")
     step("starts; its parent is process %d", parent)
-    prctl.become_subreaper()
+    processes.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
     with blas_without_threads():
@@ -126,7 +126,7 @@ def _receive(connection: int, parent: int) -> list[int] | None:
     """Return the two descriptors that arrive on the socket `connection`; None if it is closed, or `parent` exits."""
     with Connection(connection) as waiting, contextlib.ExitStack() as stack:
         watched = [connection]
-        if (end := prctl.end_of(parent)) is not None:  # As in `ForkedWorlds`, EOF is not enough.
+        if (end := processes.end_of(parent)) is not None:  # As in `ForkedWorlds`, EOF is not enough.
             stack.callback(os.close, end)
             watched.append(end)
         if connection in wait(watched):

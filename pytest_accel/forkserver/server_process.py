@@ -21,9 +21,9 @@ from typing import Protocol
 from pytest_accel.compat.torch_variables import is_read_later
 from pytest_accel.core import session_folder
 from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import for_own_ranks
-from pytest_accel.core.paths import current_folder, server_log_path
+from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, mark
+from pytest_accel.core.session_folder import current_folder, server_log_path
 from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
 from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import localtime, strftime
 from typing import Any
 
-from pytest_accel.core import loop_tasks
+from pytest_accel.compat import loop_tasks
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.truncation import cut_end

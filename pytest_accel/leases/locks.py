@@ -36,7 +36,7 @@ from pathlib import Path
 import psutil
 from filelock import lock_descriptor
 
-from pytest_accel.core.kill import survivors
+from pytest_accel.core.processes import survivors
 from pytest_accel.leases.holder import Holder, decode, encode
 from pytest_accel.leases.shared_folder import (
     LockFolderError,

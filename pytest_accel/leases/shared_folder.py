@@ -31,7 +31,7 @@ from os import access, close, fchmod, fstat, link, lstat, pread, unlink
 from os import open as open_descriptor
 from pathlib import Path
 
-from pytest_accel.core.folder_trust import TEMPORARY, is_open_to_others, is_trusted_owner
+from pytest_accel.core.session_folder import TEMPORARY, is_open_to_others, is_trusted_owner
 
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pytest_accel.core.paths import agent_path, rank_path
+from pytest_accel.core.session_folder import agent_path, rank_path
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.world_spec import WorldSpec

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from pytest_accel.core.paths import ShownFile
 from pytest_accel.core.plugin_roles import RoleName
+from pytest_accel.core.session_folder import ShownFile
 
 
 class SessionSpec(Struct, frozen=True):

@@ -21,15 +21,15 @@ from threading import current_thread
 from traceback import format_exc, format_exception
 from typing import Any, Protocol, TypeVar
 
-from pytest_accel.compat.asyncio_shims import GuardedLoop
-from pytest_accel.core import loop_tasks, session_folder, threads
-from pytest_accel.core.clock import monotonic
+from pytest_accel.compat import loop_tasks
+from pytest_accel.compat.loop_tasks import GuardedLoop
+from pytest_accel.core import session_folder, threads
+from pytest_accel.core.clock import START_TIMEOUT, monotonic
 from pytest_accel.core.device import Device
-from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.paths import server_log_path
+from pytest_accel.core.processes import kill_marked
 from pytest_accel.core.record_events import Recorder
+from pytest_accel.core.session_folder import server_log_path
 from pytest_accel.core.threads import NoThreadError
-from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.diagnosis import OutsideError

@@ -24,10 +24,10 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.frames import place_of_main_thread
-from pytest_accel.core.paths import rank_path
-from pytest_accel.core.rank_names import recorded_group
 from pytest_accel.core.record_events import CollectiveCall
+from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL
+from pytest_accel.core.truncation import recorded_group
 from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.rank.group_state import all_groups, has_own_default, is_numbered_as_its_world, label

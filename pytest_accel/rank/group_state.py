@@ -9,7 +9,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.compat import torch_api
-from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.messages.unix_sockets import is_readable
 

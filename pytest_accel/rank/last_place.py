@@ -7,7 +7,7 @@ from mmap import mmap
 from types import CodeType
 from typing import IO
 
-from pytest_accel.core.paths import LAST_PLACE_SIZE
+from pytest_accel.core.session_folder import LAST_PLACE_SIZE
 
 
 class LastPlace:

@@ -18,8 +18,13 @@ from time import sleep
 import psutil
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.computing import is_computing, is_thread_computing
-from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
+from pytest_accel.core.processes import (
+    SHM_MANAGER,
+    children_of,
+    is_computing,
+    is_thread_computing,
+    resource_tracker_pid,
+)
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import Leak, LeakKind
 

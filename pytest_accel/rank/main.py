@@ -16,8 +16,8 @@ from typing import IO
 import msgspec
 import pytest
 
-from pytest_accel.core import log, plugin_roles, prctl
-from pytest_accel.core.paths import inner_lock_folder, rank_path
+from pytest_accel.core import log, plugin_roles, processes
+from pytest_accel.core.session_folder import inner_lock_folder, rank_path
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
@@ -77,7 +77,7 @@ def run(session: SessionSpec, role: Role) -> int:
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
     if INTERRUPT_SIGNAL is not None:
         signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)  # Until tests run.
-    prctl.become_subreaper()
+    processes.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]

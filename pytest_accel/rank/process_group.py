@@ -19,7 +19,7 @@ import psutil
 from pytest_accel import features
 from pytest_accel.compat import torch_api
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import store_folder
+from pytest_accel.core.session_folder import store_folder
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.messages.role import LOOPBACK, Role, host_of
 from pytest_accel.rank import flight_recorder, torch_devices

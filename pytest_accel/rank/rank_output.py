@@ -43,9 +43,8 @@ from pytest_accel.compat.pytest_shims import (
     set_terminal_file,
 )
 from pytest_accel.core.node_refs import NodeRef
-from pytest_accel.core.paths import HEADING, rank_path
-from pytest_accel.core.rank_names import line_prefix
-from pytest_accel.core.truncation import read_end
+from pytest_accel.core.session_folder import HEADING, rank_path
+from pytest_accel.core.truncation import line_prefix, read_end
 from pytest_accel.rank.context import RankContext
 
 _open = open  # A test may replace it.

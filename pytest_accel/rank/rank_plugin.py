@@ -21,7 +21,7 @@ from pytest_accel.compat.pytest_shims import attach_log_handlers_directly
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import current_folder
+from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
 from pytest_accel.messages.role import Role

@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_accel.hardware.inventory import Machine
 
 ACCEL = "accel"
 IDS = "accel_ids"
@@ -437,3 +440,26 @@ def _allowed(definition: _Option) -> str:
     from pytest_accel.core.kinds import name_kinds  # Imported here, because few sessions need it.
 
     return name_kinds(definition.allowed)
+
+
+def machine_for(settings: Settings) -> Machine:
+    """Return the machine with the kind, devices, order and treatment of busy devices in `settings`.
+
+    If this process runs inside a rank, the machine has only the devices that the rank holds.
+
+    Raise ValueError for a kind or an order that is not allowed.
+    """
+    # Imported here, because most sessions need no devices.
+    from pytest_accel.hardware.device_order import parse_order
+    from pytest_accel.hardware.held_devices import held_here
+    from pytest_accel.hardware.inventory import Machine, parse_kind
+
+    order = parse_order(settings.order) if settings.order else None
+    return Machine(
+        parse_kind(settings.accel),
+        settings.ids,
+        order,
+        skip_busy=settings.busy == "skip",
+        held=held_here(),
+        resources=dict(settings.resources),
+    )

@@ -1,7 +1,7 @@
 """Conditions on what tests need, as ``--accel-select`` has them: ``devices >= 2 and kind == 'cuda'``.
 
 Python evaluates the text. Of its grammar only comparisons, ``and``, ``or``, ``not`` and parentheses are allowed, and
-only the words of :class:`~pytest_accel.core.needs.Needs`.
+only the words of :class:`~pytest_accel.core.world_key.Needs`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from pytest_accel.core.kinds import check_kind
-from pytest_accel.core.needs import Needs
 from pytest_accel.core.units import parse_memory
+from pytest_accel.core.world_key import Needs
 from pytest_accel.settings.option_types import ExplainedError
 
 Condition = Callable[[Needs], bool]

@@ -21,9 +21,9 @@ from msgspec import Struct, field, structs
 
 from pytest_accel.compat.pytest_shims import reason_of_skip
 from pytest_accel.core.frames import Folders
-from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, where

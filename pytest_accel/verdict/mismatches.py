@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import Finished, GroupUse, UnawaitedCollective
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from pytest_accel.compat.pytest_shims import reason_of_skip
 from pytest_accel.core.frames import PACKAGE, Folders
-from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.signals import signal_name
-from pytest_accel.core.truncation import cut_end, cut_gloo
+from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end, cut_gloo, group_label, ranks_text
 from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where

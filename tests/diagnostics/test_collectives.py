@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.collectives import Collective, collectives_in, read_record, waits
 from tests.flight_records import entry, record
 

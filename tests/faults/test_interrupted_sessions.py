@@ -14,7 +14,7 @@ import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
-from pytest_accel.core.kill import MARK
+from pytest_accel.core.processes import MARK
 from pytest_accel.features.record.timeline import sessions_of
 from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.run import CAUSES, Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.kill import MARK
+from pytest_accel.core.processes import MARK
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 

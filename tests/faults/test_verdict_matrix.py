@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.truncation import ranks_text
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.run import CAUSES, Run, without_subtests

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.truncation import ranks_text
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 

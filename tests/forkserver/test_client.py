@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from pytest_accel.core import session_folder
-from pytest_accel.core.paths import rank_path
+from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
 from pytest_accel.forkserver.server_messages import (

@@ -40,8 +40,7 @@ from pytest_accel.pool.pool_messages import (
     WorldGrant,
 )
 from pytest_accel.pool.starter import StarterReports
-from pytest_accel.settings.machine import machine_for
-from pytest_accel.settings.options import Settings
+from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, TableCluster
 from tests.peers import forked_copy

@@ -36,8 +36,7 @@ from pytest_accel.pool.pool_messages import (
     WorldWanted,
 )
 from pytest_accel.pool.starter import StarterReports
-from pytest_accel.settings.machine import machine_for
-from pytest_accel.settings.options import Settings
+from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
 from tests.pool.plain_workers import PlainWorkers
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.core.needs import Needs
+from pytest_accel.core.world_key import Needs
 from pytest_accel.settings.select_expression import SelectError, parse
 
 NUMBERS = ("devices", "world_size", "nodes", "ranks_per_node", "share")

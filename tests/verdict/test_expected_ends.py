@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited

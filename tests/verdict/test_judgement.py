@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome

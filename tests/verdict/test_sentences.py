@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import PACKAGE
-from pytest_accel.core.rank_names import DEFAULT_GROUP, ranks_text
+from pytest_accel.core.truncation import DEFAULT_GROUP, ranks_text
 from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome

@@ -20,9 +20,9 @@ from multiprocessing import forkserver, reduction, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from pytest_accel.core import prctl
+from pytest_accel.core import processes
 from pytest_accel.core.interpreter import unmeasured
-from pytest_accel.core.kill import kill_descendants
+from pytest_accel.core.processes import kill_descendants
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.forkserver.preload import blas_without_threads, import_named
 
@@ -35,7 +35,7 @@ The standard library passes only names of modules to its fork server.
 
 def _prepare_server(path: list[str], modules: list[str]) -> None:
     """Import what the processes need, in the server; exit with an error if it must not be forked after that."""
-    prctl.become_subreaper()  # Otherwise processes whose parent has exited could not be found.
+    processes.become_subreaper()  # Otherwise processes whose parent has exited could not be found.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # A process registers its handler when it has been forked.
     sys.path[:] = path

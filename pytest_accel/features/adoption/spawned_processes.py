@@ -31,7 +31,7 @@ import pytest
 from pytest_accel.compat.torch_variables import READ_AT_IMPORT
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.interpreter import unmeasured
-from pytest_accel.core.kill import kill_tree
+from pytest_accel.core.processes import kill_tree
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_lines import warn

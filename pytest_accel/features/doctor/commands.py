@@ -8,8 +8,7 @@ import textwrap
 from pytest_accel.core.units import count_text
 from pytest_accel.features.doctor import info
 from pytest_accel.features.doctor.checks import check
-from pytest_accel.settings.machine import machine_for
-from pytest_accel.settings.options import Settings
+from pytest_accel.settings.options import Settings, machine_for
 
 
 def show_info(settings: Settings, *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import json
 
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.features.faults.injection import Fault, watch
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExpectedEnd
 from pytest_accel.rank.gathering import Gathering

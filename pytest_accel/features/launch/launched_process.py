@@ -14,7 +14,7 @@ from time import sleep
 import psutil
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import KILL_TIMEOUT, living
+from pytest_accel.core.processes import KILL_TIMEOUT, living
 from pytest_accel.features.launch import reaper
 from pytest_accel.features.launch.launch_result import LAUNCHER, outputs
 

@@ -23,10 +23,11 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from pytest_accel.core import loop_tasks, prctl, session_folder, threads
-from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
+from pytest_accel.compat import loop_tasks
+from pytest_accel.core import processes, session_folder, threads
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import rank_path, server_log_path
+from pytest_accel.core.processes import KILL_TIMEOUT, kill_marked
+from pytest_accel.core.session_folder import rank_path, server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import (
@@ -52,8 +53,7 @@ from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.settings.machine import machine_for
-from pytest_accel.settings.options import Settings
+from pytest_accel.settings.options import Settings, machine_for
 
 
 def serve_driver(link: AgentLink) -> int:
@@ -153,7 +153,7 @@ class _Agent:
 
     def _end_with(self, pid: int, rank: socket.socket) -> None:
         """Have the connection to a rank end with the rank: a child of it may still hold the socket open."""
-        if (exit := prctl.end_of(pid)) is None:
+        if (exit := processes.end_of(pid)) is None:
             return
 
         def on_exit() -> None:

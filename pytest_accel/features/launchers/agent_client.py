@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pytest_accel.core.device import Device, DeviceNeed
-from pytest_accel.core.paths import agent_path, server_log_path
+from pytest_accel.core.session_folder import agent_path, server_log_path
 from pytest_accel.features.launchers.agent_messages import (
     AgentTarget,
     End,

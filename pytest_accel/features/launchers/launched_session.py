@@ -17,8 +17,8 @@ from pytest_accel.core import log
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
-from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED, SESSION
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources

@@ -29,7 +29,7 @@ from msgspec import Struct
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from pytest_accel.compat.asyncio_shims import GuardedLoop
+from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.features.launchers.agent_messages import AgentTarget

@@ -21,13 +21,13 @@ from typing import Any
 import psutil
 from msgspec import Struct, structs
 
-from pytest_accel.core import loop_tasks, prctl, session_folder
-from pytest_accel.core.clock import monotonic
+from pytest_accel.compat import loop_tasks
+from pytest_accel.core import processes, session_folder
+from pytest_accel.core.clock import START_TIMEOUT, monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, living, mark
 from pytest_accel.core.launcher_env import of_a_rank
-from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.timeouts import START_TIMEOUT
+from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, living, mark
+from pytest_accel.core.session_folder import server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.rendezvous import accept
@@ -240,7 +240,7 @@ def serve(path: str, step_one: Sequence[Any]) -> None:
     """
     from pytest_accel.forkserver import server
 
-    prctl.die_with_parent(os.getppid())
+    processes.die_with_parent(os.getppid())
     rank = int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
     call = unix_sockets.connect(path)
     call.sendall(frame(encode(MpiProcess(rank, os.getpid()))))

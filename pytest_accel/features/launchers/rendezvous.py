@@ -30,11 +30,11 @@ from msgspec import Struct, structs
 
 from pytest_accel.core import log
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.session_folder import TEMPORARY, ensure_own_folder, ensure_safe
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.job_secret import WrongSecret

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from pytest_accel.core import prctl, threads
+from pytest_accel.core import processes, threads
 from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent_messages import End
 from pytest_accel.messages.struct_messages import decode, encode
@@ -62,7 +62,7 @@ def wait_for_end(driver: Connection) -> int:
     step("the driver ends with status %d", end.status)
     # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its connection
     # ends before the launcher can see its exit status.
-    if (exit := prctl.end_of(end.driver)) is not None:
+    if (exit := processes.end_of(end.driver)) is not None:
         select.select([exit], [], [], EXIT_TIMEOUT)
         os.close(exit)
     return end.status

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
+from pytest_accel.core.world_key import DriverLeases
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import Entries
 from pytest_accel.hardware.inventory import Machine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import MarkError, MarkOwners, Marks, as_keywords
-from pytest_accel.core.needs import Needs
+from pytest_accel.core.world_key import Needs
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.order.tasks import Planned, Task, missing, need_of, tasks_of

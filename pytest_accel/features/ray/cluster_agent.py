@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Container, Mapping
 
-from pytest_accel.core import log, prctl
+from pytest_accel.core import log, processes
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
@@ -47,7 +47,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
 
 def run(actor: int) -> None:
     """Run the agent in this process, a child of the process `actor`, and exit. Standard input has the `Invitation`."""
-    prctl.die_with_parent(actor)
+    processes.die_with_parent(actor)
     sys.exit(serve(decode(sys.stdin.buffer.read(), Invitation)))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from pytest_accel.core import loop_tasks
+from pytest_accel.compat import loop_tasks
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.features.launchers.placement import RankMachine

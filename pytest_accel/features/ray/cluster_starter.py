@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from pytest_accel.core import loop_tasks
+from pytest_accel.compat import loop_tasks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import EnvironmentChanges
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines

@@ -18,7 +18,7 @@ from ray.util import accelerators
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from pytest_accel.core import loop_tasks
+from pytest_accel.compat import loop_tasks
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step
 from pytest_accel.features.ray.ray_actors import NodeActor, device_ids

@@ -19,7 +19,7 @@ from importlib import import_module
 from traceback import format_exc
 from typing import Any
 
-from pytest_accel.core import log, prctl
+from pytest_accel.core import log, processes
 from pytest_accel.core.log import step
 from pytest_accel.features.ray.ray_messages import Connected, HelperFailed, ToHelper
 from pytest_accel.leases.shared_folder import PlaceError
@@ -39,7 +39,7 @@ def main(descriptor: int, parent: int, address: str, rootdir: str) -> None:
 
     `address` is the cluster's: ``HOST:PORT``, or ``auto`` for the cluster of this machine. `rootdir` is the suite's.
     """
-    prctl.die_with_parent(parent)
+    processes.die_with_parent(parent)
     log.start_here("Ray client")
     asyncio.run(_serve(socket.socket(fileno=descriptor), address, rootdir))
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
 from itertools import groupby
 
-from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.terminal_lines import escaped
-from pytest_accel.core.truncation import cut_end
+from pytest_accel.core.truncation import cut_end, ranks_text
 from pytest_accel.core.units import count_text
 from pytest_accel.features.record.timeline import Session, TestRun, Verdict, covered
 

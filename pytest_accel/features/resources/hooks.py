@@ -12,7 +12,7 @@ from pytest_accel.core.marks import NEEDS, MarkError
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, missing_leases
 
 if TYPE_CHECKING:
-    from pytest_accel.core.needs import DriverLeases
+    from pytest_accel.core.world_key import DriverLeases
     from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.session import AccelSession
 

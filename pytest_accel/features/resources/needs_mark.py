@@ -10,9 +10,8 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.marks import MarkError, mark_text
-from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.units import parse_memory
-from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_key import DriverLeases, WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from pytest_accel.core.paths import agent_path, rank_path
+from pytest_accel.core.session_folder import agent_path, rank_path
 from pytest_accel.features.launchers.agent_messages import StartServer
 from pytest_accel.features.launchers.machine_link import DriverLink, Target, call
 from pytest_accel.messages import unix_sockets

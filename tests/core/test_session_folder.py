@@ -14,9 +14,11 @@ needs_root = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0, reason="needs root on Linux, to be another user"
 )
 
-_CODE = (
-    "import sys; from pytest_accel.core.folder_trust import is_trusted_owner; print(is_trusted_owner(int(sys.argv[1])))"
-)
+_CODE = """
+import sys
+from pytest_accel.core.session_folder import is_trusted_owner
+print(is_trusted_owner(int(sys.argv[1])))
+"""
 OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 

@@ -1,12 +1,36 @@
-"""Additions to asyncio: tasks that report their errors at once, futures whose errors need no waiter, and polls."""
+"""Additions to asyncio: a loop that works in every suite, tasks that report their errors at once, futures, polls."""
 
 from __future__ import annotations
 
-from asyncio import Future, Task, get_running_loop, sleep
+from asyncio import Future, SelectorEventLoop, Task, get_running_loop, sleep
 from collections.abc import Callable, Coroutine
+from selectors import DefaultSelector
 from typing import Any
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.messages import unix_sockets
+
+
+class GuardedLoop(SelectorEventLoop):
+    """An event loop whose time no suite can stop, and whose sockets no suite can forbid.
+
+    `BaseEventLoop.time` looks up `time.monotonic`, which suites freeze, and `BaseSelectorEventLoop._make_self_pipe`
+    makes sockets of `socket.socket`, which suites replace to forbid tests the network. asyncio has no public way to
+    replace them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(DefaultSelector())
+
+    def time(self) -> float:
+        return monotonic()
+
+    def _make_self_pipe(self) -> None:
+        # If a future asyncio does not call this, a suite without sockets gets an error at its first marked test.
+        loop: Any = self
+        loop._ssock, loop._csock = unix_sockets.pair(blocking=False)
+        loop._internal_fds += 1
+        loop._add_reader(loop._ssock.fileno(), loop._read_from_self)
 
 
 def start(work: Coroutine[Any, Any, None]) -> Task[None]:

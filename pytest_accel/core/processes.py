@@ -1,22 +1,33 @@
-"""Functions that find and kill processes, process groups and everything that descends from them."""
+"""Processes: functions that watch them, that tell whether they compute, and that kill them and their descendants."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import resource_tracker
-from os import getpgid, kill, killpg
+from os import _exit, getpgid, getppid, kill, killpg
 from pathlib import Path
 from signal import SIGKILL
+from time import sleep
 
 import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.truncation import cut_end
 
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_pidfd_open: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+"""The function; None on other systems, and if Python was built with the headers of an old kernel."""
+_COMPUTING = ("R", "D")
+"""States of a thread that runs or waits for a processor, and of a thread that waits for a disk."""
+_WATCHED = 0.02
+"""Seconds for which threads are watched to see whether they run. The kernel counts running time about every 4 ms."""
 SHM_MANAGER = "torch_shm_manager"
 """Program that torch starts for a process that shares tensors with the strategy ``file_system``.
 
@@ -40,6 +51,102 @@ _DESCENDANTS_TIMEOUT = 8.0
 """Seconds for which :func:`kill_descendants` waits: less than the fork server has to exit (`forkserver.client`)."""
 MARK = "PYTEST_ACCEL_SESSION"
 """Environment variable of a session's fork servers and all their descendants, see :func:`mark`."""
+
+
+# Watching
+
+
+def _prctl(option: int, argument: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent` exits; exit now if it already has.
+
+    `parent` is the process that forked this process. The forking thread must live as long as `parent`: the kernel
+    kills this process when that thread exits.
+    """
+    _prctl(_PR_SET_PDEATHSIG, SIGKILL)
+    if getppid() != parent:
+        _exit(1)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of every descendant whose own parent exits."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_of(pid: int) -> int | None:
+    """Return a descriptor that is readable once `pid` has exited (pidfd_open(2)); None if that is impossible."""
+    if _pidfd_open is not None:
+        with suppress(OSError):
+            return _pidfd_open(pid)
+    return None
+
+
+# Computing
+
+
+def is_computing(pid: int) -> bool:
+    """Return True if a thread of the process runs, or waits only for a processor or a disk."""
+    if sys.platform == "linux":
+        return any(_state(thread) in _COMPUTING for thread in _threads(pid))
+    else:  # noqa: RET505 - without `else`, mypy calls these lines unreachable on Linux.
+        with suppress(psutil.Error):
+            return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)
+        return False
+
+
+def held_up(pids: Iterable[int]) -> set[int]:
+    """Return the processes of `pids` in which a thread waits for a processor or a disk most of the time; Linux only.
+
+    This takes 20 ms.
+    """
+    before = {pid: _running_times(pid) for pid in pids}
+    sleep(_WATCHED)
+    return {
+        pid
+        for pid, threads in before.items()
+        for thread, used in _running_times(pid).items()
+        if thread in threads and used - threads[thread] < _WATCHED / 2
+    }
+
+
+def _running_times(pid: int) -> dict[str, float]:
+    """Return the seconds for which each thread of the process that is computing has run.
+
+    The first number in the file ``schedstat`` has them in nanoseconds (``Documentation/scheduler/sched-stats.rst``).
+    """
+    found = {}
+    for thread in _threads(pid):
+        with suppress(OSError, IndexError):  # The thread has ended, or the kernel counts no time.
+            if _state(thread) in _COMPUTING:
+                found[thread.name] = int((thread / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
+    return found
+
+
+def is_thread_computing(number: int) -> bool:
+    """Return True if the thread `number` (`threading.Thread.native_id`) of this process is computing; Linux only."""
+    return _state(Path(f"/proc/self/task/{number}")) in _COMPUTING
+
+
+def _threads(pid: int) -> list[Path]:
+    """Return the folder of each thread of the process; none if it has ended."""
+    with suppress(OSError):
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    return []
+
+
+def _state(thread: Path) -> str:
+    """Return the third field of proc_pid_stat(5), after a name that may contain any character."""
+    try:
+        return (thread / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""  # The thread has ended.
+
+
+# Killing
 
 
 def resource_tracker_pid() -> int | None:
