@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import features, late_marks
+from pytest_accel import features, unmarked_tests
 from pytest_accel.core.marks import MarkError, Marks, own_world_size
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
@@ -133,7 +133,7 @@ def _do_nothing() -> None:
 
 def make_fail(item: pytest.Item, text: str) -> None:
     """Make `item` an error with this text, also if it is marked xfail. It is not set up, so it is not torn down."""
-    late_marks.fail_expected(item.config)
+    unmarked_tests.fail_expected(item.config)
     item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
     item.teardown = lambda: None  # type: ignore[method-assign]
 

@@ -21,7 +21,7 @@ from pytest_accel.core.marks import (
     has_marks,
     marks_in,
 )
-from pytest_accel.core.source_files import PlaceRecorder, record_file, text_of
+from pytest_accel.core.source_files import GIVEN_OPTIONS, PlaceRecorder, record_file, restore_in_worker, text_of
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
@@ -97,10 +97,8 @@ def pytest_load_initial_conftests(
 
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
-    if "PYTEST_ACCEL_ADDOPTS" in os.environ:
-        from pytest_accel import suite_place
-
-        suite_place.restore_in_worker()
+    if GIVEN_OPTIONS in os.environ:
+        restore_in_worker()
     log = options.output_path(early_config, options.LOG)
     if log is not None or "PYTEST_ACCEL_LOG" in os.environ:
         _start_log(early_config, log)
@@ -239,9 +237,9 @@ class DeviceErrorHooks:
             # A test with marks runs in ranks.
             is_here = "torch" in sys.modules and MARKED not in item.stash
             if is_here and not self._unusable and not self._session.is_forked_copy:
-                from pytest_accel import device_errors
+                from pytest_accel import unmarked_tests
 
-                self._unusable = device_errors.record(item)
+                self._unusable = unmarked_tests.record_device_error(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -279,9 +277,9 @@ class UnmarkedFailureHooks:
 
             error, about_marks = call.excinfo.value, None
             if has_marks(item):
-                from pytest_accel import foreign_marks
+                from pytest_accel import unmarked_tests
 
-                about_marks = foreign_marks.about_marks(item, item.config.stash[OWNERS])
+                about_marks = unmarked_tests.about_marks(item, item.config.stash[OWNERS])
             name_place(error, item, about_marks)
             if (hint := torch_errors.explain(error, grouped=False, about_marks=about_marks)) is not None:
                 torch_errors.add_hint(error, hint)
@@ -308,9 +306,9 @@ class LateMarkHooks:
 def _check_marks(item: pytest.Item) -> None:
     """Raise an error if the marks of `item` have changed since it was collected."""
     if has_marks(item) or MARKED in item.stash:
-        from pytest_accel import late_marks
+        from pytest_accel import unmarked_tests
 
-        late_marks.check(item)
+        unmarked_tests.check_marks(item)
 
 
 class CollectionHooks:

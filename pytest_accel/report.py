@@ -43,7 +43,7 @@ class ReportHooks:
         names = self._session.config.stash[OWNERS].by_rule
         if not names:
             return []
-        from pytest_accel.foreign_marks import header_line
+        from pytest_accel.unmarked_tests import header_line
 
         return [header_line(names)]
 

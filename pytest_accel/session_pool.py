@@ -1,38 +1,49 @@
-"""The pool of a session, made from pytest's configuration, and the coverage data of the session's ranks."""
+"""The pool of a session, made from pytest's configuration; the numbers and the coverage data of the session's ranks.
+
+`rank/coverage.py` measures the ranks. They write data files, which the main process adds to its own data at the end.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from msgspec import structs
 
-from pytest_accel import coverage_data, features
+from pytest_accel import features
 from pytest_accel.compat.pytest_shims import base_temporary_directory, log_file
+from pytest_accel.compat.xdist_shims import worker_manager
 from pytest_accel.core import log, session_folder
+from pytest_accel.core.interpreter import COVERAGE_SETTINGS_FILE
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import pass_to
 from pytest_accel.core.session_folder import current_folder
+from pytest_accel.core.source_files import place_options
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.driver.output_tail import shown_file
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
+from pytest_accel.messages.worker_input import WorkerInput
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.starter import Starter, StarterReports
-from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
-from pytest_accel.suite_place import place_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from coverage import Coverage
 
     from pytest_accel.forkserver.server_process import EarlyServer
     from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter
@@ -40,6 +51,8 @@ if TYPE_CHECKING:
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
 for the module, too, which torch has imported. Where the warning is due, this process shows it."""
+_OLDEST = "7.10.3"
+"""The first release of coverage that can serialize its settings for another process."""
 
 
 class SessionPool:
@@ -59,7 +72,7 @@ class SessionPool:
         `show` writes a line to the terminal.
         """
         self._show = show
-        self._coverage: coverage_data.DriverCoverage | None = None
+        self._coverage: DriverCoverage | None = None
         basetemp = base_temporary_directory(config)  # A usage error must come before the session has a folder.
         session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
@@ -74,12 +87,12 @@ class SessionPool:
             except OSError as error:
                 show(f"accel: no output of ranks is kept: --accel-output {spec.logs}: {error.strerror}")
                 spec = structs.replace(spec, logs=None)
-        measuring = coverage_data.of_this_process(config)
-        if measuring is not None and (why := coverage_data.shortcoming(measuring)) is not None:
+        measuring = of_this_process(config)
+        if measuring is not None and (why := shortcoming(measuring)) is not None:
             show(f"accel: {why}")
         elif measuring is not None:
-            self._coverage = coverage_data.DriverCoverage(measuring, basetemp)
-            children = coverage_data.for_children(os.environ)
+            self._coverage = DriverCoverage(measuring, basetemp)
+            children = for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: Elsewhere | None = config.stash.get(LAUNCHED, None)
 
@@ -171,4 +184,100 @@ def _session_spec(
         fractions=machine.held.fractions if machine.held is not None else {},
         folder=current_folder(),
         hash_seed=settings.jitter,
+    )
+
+
+class RankInputs:
+    """Numbers the ranks of a session. Owned by the pool, in the controller.
+
+    A rank gets the lowest number that no living process of the session has. Under xdist, the numbers begin above the
+    numbers of its workers, and of the workers that may replace crashed workers.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        manager = worker_manager(config)
+        given = getattr(manager, "testrunuid", None) or getattr(config.option, "testrunuid", None)
+        self._run = given or uuid4().hex
+        self._free: list[int] = []
+        """A heap of the numbers of ranks that have ended."""
+        workers = len(getattr(manager, "specs", ()))
+        # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
+        restarts = getattr(config.option, "maxworkerrestart", None) or 4 * workers
+        self._count = workers + int(restarts)
+        """A number that is larger than the number of each rank so far."""
+
+    def take(self, ranks: int) -> tuple[WorkerInput, ...]:
+        """Return the `workerinput` of each rank of a new world."""
+        numbers = [heappop(self._free) if self._free else self._new_number() for _ in range(ranks)]
+        common = {"workercount": self._count, "testrunuid": self._run, "mainargv": list(sys.argv)}
+        return tuple({"workerid": f"gw{number}", **common} for number in numbers)
+
+    def _new_number(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
+        """Let later ranks have the numbers of these, whose processes have ended."""
+        for given in inputs:
+            heappush(self._free, int(given["workerid"].removeprefix("gw")))
+
+
+class DriverCoverage:
+    """The coverage of the main process, and a folder in which the ranks write their data files."""
+
+    def __init__(self, coverage: Coverage, parent: Path | None) -> None:
+        """Make the folder in `parent`, or in the system's temporary directory if `parent` is None."""
+        self._coverage = coverage
+        self._folder = tempfile.mkdtemp(prefix="accel-coverage-", dir=parent)
+
+    @property
+    def settings(self) -> str:
+        """The ranks' settings, serialized for `coverage.process_startup`."""
+        config = self._coverage.config.copy()
+        config.data_file = os.path.join(self._folder, os.path.basename(config.data_file))
+        config.parallel = True
+        return config.serialize()
+
+    def combine(self) -> list[str]:
+        """Add the ranks' data to this process's data; return the errors of files that could not be read."""
+        from coverage import CoverageData
+        from coverage.exceptions import CoverageException
+
+        problems = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = self._coverage.get_data()
+        for file in Path(self._folder).glob("*"):
+            try:
+                own.update(CoverageData(str(file)))
+            except CoverageException as error:  # For example, the rank was killed while it wrote the file.
+                problems.append(str(error))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return problems
+
+
+def of_this_process(config: pytest.Config) -> Coverage | None:
+    """Return the `Coverage` object that measures this process, pytest-cov's or another; None if there is none."""
+    controller = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
+    coverage = getattr(controller, "cov", None)
+    if coverage is None:
+        current = getattr(getattr(sys.modules.get("coverage"), "Coverage", None), "current", None)
+        coverage = current() if current is not None else None
+    return coverage
+
+
+def shortcoming(coverage: Coverage) -> str | None:
+    """Return the reason why this release of coverage cannot measure ranks; None if it can."""
+    if hasattr(coverage.config, "serialize"):
+        return None
+    release = sys.modules["coverage"].__version__
+    return f"coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer"
+
+
+def for_children(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the user's variable that makes coverage measure the processes that a test starts, if it is set."""
+    return (
+        ((COVERAGE_SETTINGS_FILE, environment[COVERAGE_SETTINGS_FILE]),)
+        if COVERAGE_SETTINGS_FILE in environment
+        else ()
     )

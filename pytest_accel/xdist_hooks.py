@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import features, suite_place
+from pytest_accel import features
+from pytest_accel.core.source_files import for_worker
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class XdistHooks:
 
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
-                spec.env.update(suite_place.for_worker(config, {**os.environ, **spec.env}))
+                spec.env.update(for_worker(config, {**os.environ, **spec.env}))
         machine = self._session.own_machine  # Unmarked tests run here, also if marked tests run on a cluster.
         devices = machine.session.devices
         if not devices:

@@ -1,8 +1,15 @@
-"""The texts of a suite's files when a process has read them, and their nodes, to compare with another process."""
+"""A suite's files: where another process finds them, and their texts and nodes, to compare with another process.
+
+pytest takes the value of an option that no loaded plugin has registered yet for a path, if it exists. So a process that
+parses ``--accel-output /tmp/logs`` when the folder has been made would find another rootdir and ini file than the first
+process, in which there was no such folder. Therefore each process gets the place of the suite by options.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import os
+import shlex
+from collections.abc import Generator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,8 +18,9 @@ import pytest
 
 _LONGEST_TEXT = 1 << 20
 """Number of characters of a test file that are searched for marks. A file of gigabytes would take seconds."""
-
-
+GIVEN_OPTIONS = "PYTEST_ACCEL_ADDOPTS"
+"""The variable by which an xdist worker gets the user's ``PYTEST_ADDOPTS``."""
+_ADDED = "PYTEST_ADDOPTS"
 _DIGEST: pytest.StashKey[bytes] = pytest.StashKey()
 """The digest of the text of a test file before it was imported."""
 
@@ -78,3 +86,25 @@ def recorded_digest(item: pytest.Item) -> bytes:
     """Return the digest of the file of `item` before this process has imported it; empty if it is not known."""
     file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
     return b"" if file is None else file.stash.get(_DIGEST, b"")
+
+
+def place_options(config: pytest.Config) -> list[str]:
+    """Return the command line options with which another process finds the suite where `config` has found it."""
+    cutoff = getattr(config.known_args_namespace, "confcutdir", None) or config.rootpath
+    ini_file = [] if config.inipath is None else [f"-c{config.inipath}"]
+    return [f"--rootdir={config.rootpath}", *ini_file, f"--confcutdir={config.invocation_params.dir / cutoff}"]
+
+
+def for_worker(config: pytest.Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for an xdist worker, which gets the controller's command line; `environ` is its own."""
+    given = environ.get(_ADDED, "")
+    return {_ADDED: f"{given} {shlex.join(place_options(config))}".lstrip(), GIVEN_OPTIONS: given}
+
+
+def restore_in_worker() -> None:
+    """Put back the variable that :func:`for_worker` has changed: processes that tests start would inherit it."""
+    given = os.environ.pop(GIVEN_OPTIONS)
+    if given:
+        os.environ[_ADDED] = given
+    else:
+        del os.environ[_ADDED]

@@ -1,0 +1,147 @@
+"""Tests without the plugin's marks that do not run as their authors think: findings of the hooks in `plugin.py`.
+
+Such a test was marked too late, has a mark of the project with the name of a mark of the plugin, or has left a device
+unusable for later tests in its process. Imported when a session has such a test, or has imported torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel.compat import torch_api
+from pytest_accel.core.marks import MarkFinder, MarkOwners, Marks, mark_text
+from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, OWNERS
+from pytest_accel.verdict import remote_exceptions
+
+if TYPE_CHECKING:
+    from pytest_accel.driver.items import MarkedItem
+
+_REPORTS = "accel-late-mark-reports"
+"""Name of the plugin `_Reports`."""
+_PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
+_DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
+"""The functions of torch's module for a type of devices that `_sticky_error` needs. `torch.cpu` lacks some."""
+
+
+# Marks that have changed since the collection
+
+
+def check_marks(item: pytest.Item) -> None:
+    """Raise an error if the marks of `item` are not those from which its plan was made."""
+    marked: MarkedItem | None = item.stash.get(MARKED, None)
+    planned, present = Marks() if marked is None else marked.marks, MarkFinder(item.config.stash[OWNERS]).find(item)
+    if present == planned:
+        return
+    fail_expected(item.config)
+    path, line, _ = item.location
+    raise remote_exceptions.not_run(f"{path}:{(line or 0) + 1}: {'; '.join(_changes(planned, present))}")
+
+
+def fail_expected(config: pytest.Config) -> None:
+    """Have tests with a mark xfail fail if they have not run as marked."""
+    if not config.pluginmanager.has_plugin(_REPORTS):
+        config.pluginmanager.register(_Reports(), _REPORTS)
+
+
+def _changes(planned: Marks, present: Marks) -> list[str]:
+    """Return a text on each mark that has changed, and where to change it."""
+    changes = []
+    for before, now in zip(planned, present, strict=True):
+        if before is not None and now is not None:
+            if before == now:
+                continue
+            what, where = f"{mark_text(before)} was changed to {mark_text(now)}", "change it"
+        elif now is not None:
+            what, where = f"{mark_text(now)} was added", "add it"
+        elif before is not None:
+            what, where = f"{mark_text(before)} was removed", "remove it"
+        else:
+            continue
+        changes.append(f"the mark {what} after collection; {where} in pytest_collection_modifyitems")
+    return changes
+
+
+class _Reports:
+    """Reports an error of the plugin by its cause, also for a test with a mark xfail: it has not run as marked."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        error = call.excinfo.value if call.excinfo is not None else None
+        if not remote_exceptions.has_run(error):
+            if hasattr(report, "wasxfail"):
+                del report.wasxfail
+                report.outcome = "failed"
+            remote_exceptions.put_cause_first(report, error)
+        return report
+
+
+# Marks of the project
+
+
+def header_line(names: Iterable[str]) -> str:
+    """Return the line of the session's header on marks that the project has registered."""
+    shown = " and ".join(f"`{name}`" for name in sorted(names))
+    return (
+        f"accel: this project registers marks of its own, {shown}: tests with them are left alone; "
+        f"`accel_marks = own` hands them over: {_PAGE}"
+    )
+
+
+def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
+    """Return a sentence on a mark of the project that `item` has; None if it has none."""
+    found = [mark.name for mark in MarkFinder().find(item) if mark is not None and not owners.is_ours(mark)]
+    if not found:
+        return None
+    return (
+        f"the mark `{found[-1]}` of this test is the project's own, so pytest-accel ran it without ranks and devices: "
+        f"`accel_marks = {found[-1]}:own` hands the mark over"
+    )
+
+
+# Unusable devices
+
+
+def record_device_error(item: pytest.Item) -> str:
+    """Return a sentence if a device is unusable for this process after `item`, and add the error to the next report."""
+    error = _sticky_error(sys.modules["torch"])
+    if error is None:
+        return ""
+    item.user_properties.append((DEVICE_ERROR, error))
+    return f"{item.nodeid} has left a device unusable for this process: {error}"
+
+
+def _sticky_error(torch: Any) -> str | None:
+    """Return the name of a device and the error that its use in this process always raises now; None if none does.
+
+    `torch` is the module that the process has imported; the process need not be a rank. Only devices that the process
+    has used are checked. A kernel that fails, for example by an assertion or an illegal access to memory, leaves such
+    an error in CUDA.
+    """
+    kind = torch_api.accelerator_type(torch) or "cpu"
+    module: Any = getattr(torch, kind, None)
+    if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
+        return None
+    for index in range(module.device_count()):
+        # Waiting for a device that the process has not used would allocate memory on the device.
+        if index == module.current_device() or module.memory_reserved(index):
+            name = f"{kind}:{index}"
+            # The first wait clears an error that is not sticky.
+            if _error_of(module, name) and (error := _error_of(module, name)):
+                return f"{name}: {error}"
+    return None
+
+
+def _error_of(module: Any, name: str) -> str:
+    """Wait for all work on the device `name` of torch's `module`; return the first line of the error, or ""."""
+    try:
+        module.synchronize(name)
+    except RuntimeError as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""
