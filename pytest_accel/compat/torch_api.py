@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, partial, wraps
+from functools import partial
 from importlib import import_module
 from json import loads
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -105,10 +105,6 @@ def default_device(torch: Any) -> Any:
     In torch 2.8 and older, `torch.get_default_device` raises AttributeError if ``set_default_device(None)`` has been
     called, which sets torch's initial state: the CPU.
     """
-    # A default device is a mode. To see that no mode is active takes a tenth of the time of `get_default_device`.
-    modes = getattr(torch._C, "_len_torch_function_stack", None)
-    if modes is not None and not modes():
-        return torch.device("cpu")
     try:
         return torch.get_default_device()
     except AttributeError:
@@ -276,10 +272,9 @@ def watch_operations(before: Callable[[str], None]) -> Any:
     error. `TorchDispatchMode` is not private, but its module is.
 
     Compiled code passes its collectives through the dispatcher, too, and operations on fake tensors do not come here.
+    TorchScript, which is deprecated, does not work in a mode: constants reach operators as numbers, and traces fail.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    _script_without_modes()
 
     def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
@@ -298,43 +293,6 @@ def watch_operations(before: Callable[[str], None]) -> Any:
     # torch wraps a method that the class has when it is made, and imports its compiler when the wrapper is called.
     watch.__torch_dispatch__ = dispatch
     return watch()
-
-
-@cache
-def _script_without_modes() -> None:
-    """Make TorchScript record and run functions without the modes of the caller, from now on.
-
-    TorchScript, which is deprecated, does not work in a mode: constants reach operators as numbers, and traces fail.
-    `watch_operations` does not see collectives that TorchScript issues.
-    """
-    import torch
-    from torch.jit import _trace
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    for owner, name in (
-        (torch._C, "_create_function_from_trace"),
-        (torch._C, "_create_function_from_trace_with_dict"),
-        (torch._C, "_create_graph_by_tracing"),
-        (torch._C.ScriptModule, "_create_method_from_trace"),
-        (torch._C.ScriptModule, "_create_method_from_trace_with_dict"),
-        (torch._C.ScriptFunction, "__call__"),
-        (torch._C.ScriptMethod, "__call__"),
-        (_trace, "_check_trace"),
-        # Texts of graphs read their constants.
-        *(
-            (owner, name)
-            for owner in (torch._C.Graph, torch._C.Node, torch._C.Value)
-            for name in ("__str__", "__repr__")
-        ),
-    ):
-        original = getattr(owner, name)
-
-        def without_modes(*args: Any, _original: Any = original, **named: Any) -> Any:
-            __tracebackhide__ = True
-            with _disable_current_modes():
-                return _original(*args, **named)
-
-        setattr(owner, name, wraps(original)(without_modes))
 
 
 def skip_in_compiler(code: CodeType) -> None:

@@ -42,7 +42,7 @@ def test_the_default_device_in_a_torch_that_forgets_its_initial_state() -> None:
     def get_default_device() -> object:
         raise AttributeError("'NoneType' object has no attribute 'device'")
 
-    torch = SimpleNamespace(_C=None, get_default_device=get_default_device, device=lambda name: f"device {name}")
+    torch = SimpleNamespace(get_default_device=get_default_device, device=lambda name: f"device {name}")
     assert torch_api.default_device(torch) == "device cpu"
 
 
