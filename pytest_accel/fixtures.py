@@ -198,13 +198,13 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 @pytest.fixture(scope="session")
 def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Return a port on rank 0's machine, the same on every rank, reserved as long as the world lives."""
-    from pytest_accel.reserved_port import hold
+    from pytest_accel.core.interpreter import hold_port
 
     context = _rank_context(request)
     store = context.signed_store
     assert store is not None
     if context.rank == 0:
-        with hold() as held:
+        with hold_port() as held:
             number = int(held.getsockname()[1])
             store.set("port", b"%d" % number)
             yield number

@@ -1,9 +1,10 @@
-"""The programs that the plugin starts: Python, for a process of its own, and programs that are installed beside it."""
+"""Programs that the plugin starts: Python for processes of its own, programs beside it, and ports for their servers."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,3 +60,15 @@ def find_program(name: str) -> str | None:
     """
     beside = shutil.which(name, path=os.path.dirname(sys.executable)) if sys.executable else None
     return beside or shutil.which(name)
+
+
+def hold_port() -> socket.socket:
+    """Return a socket that holds its port until it is closed: the kernel assigns the port to no other socket.
+
+    The socket does not listen, so a server can listen on the port if it sets SO_REUSEADDR or SO_REUSEPORT (socket(7)).
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("", 0))
+    return held

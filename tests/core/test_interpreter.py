@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.interpreter import find_program
+from pytest_accel.core.interpreter import find_program, hold_port
 
 
 def test_programs_beside_the_interpreter_come_before_those_on_path(
@@ -23,3 +24,21 @@ def test_programs_beside_the_interpreter_come_before_those_on_path(
     assert find_program("tool") == str(tmp_path / "venv" / "tool")
     assert find_program("other") == str(tmp_path / "path" / "other")
     assert find_program("absent") is None
+
+
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["address", "port"])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["ipv4", "dual"])
+def test_a_server_can_listen_on_a_held_port_again_and_again(option: int, family: socket.AddressFamily) -> None:
+    if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    with hold_port() as held:
+        number = held.getsockname()[1]
+        for _ in range(2):  # The first server leaves a connection in TIME_WAIT.
+            with socket.socket(family) as server:
+                server.setsockopt(socket.SOL_SOCKET, option, 1)
+                if family == socket.AF_INET6:
+                    server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                server.bind(("", number))
+                server.listen()
+                with socket.create_connection(("127.0.0.1", number)):
+                    server.accept()[0].close()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel import reserved_port
 from pytest_accel.core import launcher_env
+from pytest_accel.core.interpreter import hold_port
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.stash_keys import LAUNCHED_RANKS
 from pytest_accel.core.units import parse_time
@@ -82,7 +82,7 @@ class Launch:
         path = beside if beside.is_file() else Path(script).absolute()
         target = ("-m", os.fspath(script)) if module else (str(path),)
         folder, made = self._folders.mktemp("launch"), self._environment(count, env or {})
-        with reserved_port.hold() as held:
+        with hold_port() as held:
             target, port = (*target, *map(str, args)), held.getsockname()[1]
             job = Job(target, count, launcher_args, self._accelerators, masks, made, str(folder), port)
             command, environ = plan(launcher, job)
