@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -182,9 +183,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.hook.pytest_accel_configure_rank(config=config)
         return
     session = _session(config)
-    config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
-    config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
-    config.pluginmanager.register(LateMarkHooks(), "accel-late-marks")
+    config.pluginmanager.register(UnmarkedTestHooks(session), "accel-unmarked-tests")
     if not session.is_worker:
         from pytest_accel import report
 
@@ -221,13 +220,27 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         session.close(gracefully=False)  # No-op after a clean shutdown.
 
 
-class DeviceErrorHooks:
-    """Finds a test that leaves a device unusable for this process, and names it in the failures of later tests."""
+class UnmarkedTestHooks:
+    """Explains failures of tests without a mark that do what only a distributed test can do. Not used in ranks.
+
+    Also finds a test that leaves a device unusable for this process, and fails a test whose marks have changed since
+    its collection: it would run in one process, and could pass there.
+    """
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._unusable = ""
-        """The sentence about a test that has left a device unusable."""
+        """The sentence about a test that has left a device unusable. The failures of later tests have it."""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Compare marks before the call, since fixtures and hooks may add marks, and after it, since the test may."""
+        __tracebackhide__ = True
+        _check_marks(item)
+        result = yield
+        if MARKED not in item.stash:  # The call of a marked test is in other processes.
+            _check_marks(item)
+        return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -249,26 +262,10 @@ class DeviceErrorHooks:
             report.sections.append(("accel: unusable device", unusable))
         return report
 
-
-class UnmarkedFailureHooks:
-    """Explains failures of tests without a mark, and of files, that do what only a distributed test can do."""
-
-    @pytest.hookimpl
-    def pytest_exception_interact(
-        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: Any
-    ) -> None:
-        """Explain the error of a file that cannot be collected; pytest has made its report already."""
-        if isinstance(node, pytest.Collector) and call.excinfo is not None:
-            from pytest_accel.compat import torch_errors
-
-            error = call.excinfo.value
-            # The other explanations are for tests without a mark.
-            if isinstance(error, KeyError) and (explanation := torch_errors.explain(error, grouped=False)) is not None:
-                torch_errors.add_section(report.longrepr, explanation)
-
     # No wrapper: pytest's own hook, which is called first, sets the exception of a unittest.TestCase.
-    @pytest.hookimpl
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    @pytest.hookimpl(specname="pytest_runtest_makereport")
+    def pytest_explain_exception(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """Explain the exception of a phase before pytest makes its report."""
         if call.excinfo is not None and MARKED not in item.stash:
             from pytest_accel.compat import torch_errors
             from pytest_accel.compat.pytest_shims import filter_frames
@@ -285,22 +282,18 @@ class UnmarkedFailureHooks:
                 torch_errors.add_hint(error, hint)
                 filter_frames(item, is_library, torch_errors.MODULES)
 
+    def pytest_exception_interact(
+        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: Any
+    ) -> None:
+        """Explain the error of a file that cannot be collected; pytest has made its report already."""
+        if isinstance(node, pytest.Collector) and call.excinfo is not None:
+            from pytest_accel.compat import torch_errors
 
-class LateMarkHooks:
-    """Fails a test whose marks have changed since its collection: it does not run as they say. Not used in ranks.
-
-    A test that is marked too late would run in one process, and could pass there.
-    """
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Compare before the call, since fixtures and hooks may add marks, and after it, since the test may."""
-        __tracebackhide__ = True
-        _check_marks(item)
-        result = yield
-        if MARKED not in item.stash:  # The call of a marked test is in other processes.
-            _check_marks(item)
-        return result
+            error = call.excinfo.value
+            # The other explanations are for tests without a mark.
+            if isinstance(error, KeyError) and (explanation := torch_errors.explain(error, grouped=False)) is not None:
+                with suppress(AttributeError):  # Another plugin may have put in a failure of its own.
+                    report.longrepr.addsection("accel", explanation)
 
 
 def _check_marks(item: pytest.Item) -> None:

@@ -38,31 +38,17 @@ def check_marks(item: pytest.Item) -> None:
         return
     fail_expected(item.config)
     path, line, _ = item.location
-    raise remote_exceptions.not_run(f"{path}:{(line or 0) + 1}: {'; '.join(_changes(planned, present))}")
+    before, now = (", ".join(mark_text(one) for one in marks if one is not None) for marks in (planned, present))
+    raise remote_exceptions.not_run(
+        f"{path}:{(line or 0) + 1}: the test had {before or 'no mark'} at its collection, and now has "
+        f"{now or 'no mark'}; change marks in pytest_collection_modifyitems at the latest"
+    )
 
 
 def fail_expected(config: pytest.Config) -> None:
     """Have tests with a mark xfail fail if they have not run as marked."""
     if not config.pluginmanager.has_plugin(_REPORTS):
         config.pluginmanager.register(_Reports(), _REPORTS)
-
-
-def _changes(planned: Marks, present: Marks) -> list[str]:
-    """Return a text on each mark that has changed, and where to change it."""
-    changes = []
-    for before, now in zip(planned, present, strict=True):
-        if before is not None and now is not None:
-            if before == now:
-                continue
-            what, where = f"{mark_text(before)} was changed to {mark_text(now)}", "change it"
-        elif now is not None:
-            what, where = f"{mark_text(now)} was added", "add it"
-        elif before is not None:
-            what, where = f"{mark_text(before)} was removed", "remove it"
-        else:
-            continue
-        changes.append(f"the mark {what} after collection; {where} in pytest_collection_modifyitems")
-    return changes
 
 
 class _Reports:

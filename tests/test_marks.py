@@ -186,11 +186,11 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
     [
         (
             Marks(devices(1, 2)),
-            "@pytest.mark.devices(1, 2): at most one argument may be positional, n, got 2",
+            "@pytest.mark.devices(1, 2): at most one argument may be positional, n, and given once",
         ),
         (
             Marks(devices(1, n=2)),
-            "@pytest.mark.devices(1, n=2): n must be given once, got it twice",
+            "@pytest.mark.devices(1, n=2): at most one argument may be positional, n, and given once",
         ),
         (
             Marks(devices(count=2)),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import suppress
-from typing import Any
 
 from pytest_accel.core import launcher_env
 from pytest_accel.messages.serialization import exception_text
@@ -84,9 +83,3 @@ def add_hint(error: BaseException, hint: str) -> None:
         notes = list(getattr(error, "__notes__", ()))
         if hint not in notes:  # pytest raises the exception of a fixture again in each test that needs it.
             vars(error)["__notes__"] = [*notes, hint]
-
-
-def add_section(longrepr: Any, hint: str) -> None:
-    """Add `hint` to pytest's failure `longrepr`, which has been made already."""
-    if hasattr(longrepr, "addsection"):
-        longrepr.addsection("accel", hint)

@@ -227,15 +227,10 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     first = first_argument(mark.name)
     head = f"@pytest.mark.{mark.name}"
     given = dict(mark.kwargs)
-    if len(mark.args) > 1:
-        shown = ", ".join(map(repr, mark.args))
-        text = f"{head}({shown}): at most one argument may be positional, {first}, got {len(mark.args)}"
+    if len(mark.args) > 1 or (mark.args and first in given):
+        text = f"@pytest.mark.{mark_text(mark)}: at most one argument may be positional, {first}, and given once"
         raise MarkError(text, foreign=mark.name)
     if mark.args:
-        if first in given:
-            raise MarkError(
-                f"{head}({mark.args[0]!r}, {first}={given[first]!r}): {first} must be given once, got it twice"
-            )
         given[first] = mark.args[0]
     checked: dict[str, Any] = {}
     for argument, value in given.items():
