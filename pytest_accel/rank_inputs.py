@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from pytest_accel.compat.xdist_shims import worker_manager
-from pytest_accel.messages.worker_input import WorkerInput
+from pytest_accel.messages.world_spec import WorkerInput
 
 
 class RankInputs:

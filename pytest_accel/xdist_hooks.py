@@ -12,7 +12,8 @@ from pytest_accel import features, suite_place
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool_client import Channel, WorkerDriver
+    from pytest_accel.pool.pool import WorkerDriver
+    from pytest_accel.pool.pool_client import Channel
 
 
 class XdistHooks:
@@ -63,7 +64,7 @@ class XdistHooks:
             if driver is None:
                 if data is None:  # The worker has ended and had no message.
                     return
-                from pytest_accel.pool.pool_client import WorkerDriver
+                from pytest_accel.pool.pool import WorkerDriver
 
                 pool, show = lambda: self._session.pool, self._session.show
                 driver = WorkerDriver(channel, pool, self._on_usage_error, show)
