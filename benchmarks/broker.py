@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.shared_folder import VARIABLE
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_accel.driver.item_plan import ItemPlan, Resources
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
-    from pytest_accel.pool.elsewhere import ClusterConnection, JobStarter
+    from pytest_accel.pool.starter import ClusterConnection, JobStarter
     from pytest_accel.rank.context import RankContext
     from pytest_accel.session import AccelSession
 

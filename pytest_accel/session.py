@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pytest_accel.driver.item_plan import LaunchedProcesses
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.messages.world_spec import WorldSpec
-    from pytest_accel.pool.elsewhere import ClusterConnection
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
+    from pytest_accel.pool.starter import ClusterConnection
     from pytest_accel.session_pool import SessionPool
 
 
@@ -137,7 +137,7 @@ class AccelSession:
             from pytest_accel.pool.pool_client import PoolClient
 
             return PoolClient.over(self.worker_input["accel_channel"])
-        from pytest_accel.pool.pool_client import client_here
+        from pytest_accel.pool.pool import client_here
 
         return client_here(self.pool, self.show)
 
@@ -173,7 +173,7 @@ class AccelSession:
 
     def end_lease(self, spec: WorldSpec) -> None:
         """Return devices that `lease` has returned; no-op in a child that the test has forked, which holds nothing."""
-        from pytest_accel.pool.pool_messages import GiveBackWorld
+        from pytest_accel.pool.pool_client import GiveBackWorld
 
         if not self.is_forked_copy:
             self.pool_client.give_back(GiveBackWorld(spec.world))

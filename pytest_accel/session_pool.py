@@ -11,7 +11,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import count, islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -36,17 +35,16 @@ from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
-from pytest_accel.messages.worker_input import WorkerInput
-from pytest_accel.pool.local_starter import LocalStarter
+from pytest_accel.messages.world_spec import WorkerInput
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.starter import Starter, StarterReports
+from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 
 if TYPE_CHECKING:
     from coverage import Coverage
 
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter
+    from pytest_accel.pool.starter import ClusterConnection, Elsewhere, JobStarter
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it

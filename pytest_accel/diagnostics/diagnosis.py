@@ -11,7 +11,7 @@ from pytest_accel.diagnostics.deadlock import lacking
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.messages.flight_record import FlightRecord, RankWait
-from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.rank_messages import RankExit
 
 
 @dataclass(frozen=True, slots=True)

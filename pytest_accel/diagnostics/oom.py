@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_accel.hardware.cpu_limits import cgroups
 from pytest_accel.hardware.sysfs import read_text
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_messages import ExitCause, RankExit, exited
 
 _COUNTERS = ("memory.events", "memory.oom_control")
 

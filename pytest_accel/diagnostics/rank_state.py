@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.rank_messages import (
     Announced,
     Collected,
     Finished,
     PhaseReport,
+    RankExit,
     TornDown,
     When,
 )

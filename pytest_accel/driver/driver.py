@@ -23,7 +23,7 @@ from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
-from pytest_accel.pool.pool_messages import GiveBackWorld, WorldGrant
+from pytest_accel.pool.pool_client import GiveBackWorld, WorldGrant
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish

@@ -14,7 +14,7 @@ from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
-from pytest_accel.pool.elsewhere import Elsewhere
+from pytest_accel.pool.starter import Elsewhere
 from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 

@@ -11,7 +11,7 @@ from pytest_accel.diagnostics.rank_state import RankState
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.unix_sockets import Connection, is_readable
-from pytest_accel.pool.pool_messages import WorldGrant
+from pytest_accel.pool.pool_client import WorldGrant
 
 STALL_TIMEOUT = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""

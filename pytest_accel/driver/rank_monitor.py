@@ -18,7 +18,6 @@ from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.link_to_rank import STALL_TIMEOUT, LinkToRank
 from pytest_accel.messages.flight_record import RankWait
-from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
@@ -27,14 +26,14 @@ from pytest_accel.messages.rank_messages import (
     Finished,
     ForkReturned,
     PhaseReport,
+    RankExit,
     RankNotice,
     TerminalRequest,
     TornDown,
     When,
 )
 from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
-from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import WorldGrant
+from pytest_accel.pool.pool_client import PoolClient, WorldGrant
 from pytest_accel.verdict import sentences
 
 _REACTION = 0.5

@@ -8,7 +8,14 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from pickle import dumps
 
-from pytest_accel.core.clock import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT, monotonic
+from pytest_accel.core.clock import (
+    COLLECTION_TIMEOUT,
+    COLLECTION_TIMEOUT_AFTER_HANG,
+    GRACE,
+    RETIRE_TIMEOUT,
+    START_TIMEOUT,
+    monotonic,
+)
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
@@ -26,9 +33,7 @@ from pytest_accel.messages.rank_messages import (
     RunTest,
     When,
 )
-from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import GiveBackWorld, WorldGrant
-from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT
+from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import error_consequence
 from pytest_accel.verdict.sentences import COULD_RUN

@@ -24,9 +24,9 @@ from pytest_accel.forkserver.server_messages import (
 )
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.fd_passing import MOST_AT_ONCE
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.unix_sockets import MOST_AT_ONCE
 from pytest_accel.messages.world_spec import WorldSpec
 
 _STOP_TIMEOUT = 10.0

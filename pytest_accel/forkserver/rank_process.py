@@ -28,9 +28,8 @@ from pytest_accel.core import processes
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.forkserver.server_messages import file_with, read_file
-from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.messages.world_spec import Role, WorldSpec
 
 
 def fork_rank(

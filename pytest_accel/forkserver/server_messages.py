@@ -14,7 +14,7 @@ from typing import IO, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.rank_messages import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec

@@ -25,7 +25,7 @@ from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.session_folder import current_folder, server_log_path
 from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
-from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
 
@@ -82,7 +82,7 @@ class OwnServer:
         """
         changed = None if environment is None else _for_server(environment, spec.directory, spec.server)
         with file_with(Serve(spec, getpid(), changed), spec.directory) as given:
-            fd_passing.send(self._connection, [end.fileno(), given.fileno()])
+            unix_sockets.send_descriptors(self._connection, [end.fileno(), given.fileno()])
 
     def kill(self) -> None:
         if self.process.poll() is None:

@@ -1,11 +1,19 @@
-"""The demand for a world, which goes unchanged from a test's driver to the leases."""
+"""The demand for a world, which goes unchanged from a test's driver to the leases, and the holder of a lease."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import getpid, getuid
+from typing import Annotated
+
+import msgspec
 from msgspec import Struct
 
+from pytest_accel.core.clock import wall_clock
+from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.shared_folder import TEXT_LIMIT, printable, user_name
 
 
 class WorldDemand(Struct, frozen=True, tag=True):
@@ -21,3 +29,60 @@ class WorldDemand(Struct, frozen=True, tag=True):
     """The driver's number for the demand."""
     timeout: float | None = None
     """Maximum seconds to wait for devices or CPU slots, or None for no limit."""
+
+
+_LARGEST_PID = 2**31 - 1
+"""The largest number that pid_t holds."""
+_LAST_MOMENT = 1e11
+"""Seconds since the epoch (the year 5138): a later time is invalid, and too large for some functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The holder of a device, as it describes itself in the lock file."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_PID)]
+    """The session's main process; 0 if it is not known. The user and the time are then unknown, too."""
+    user: str
+    test: str
+    """Node id of the test that runs on the device, or another reason why it is held; names the holder if `pid` is 0."""
+    since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
+    """Seconds since the epoch."""
+    pids: tuple[int, ...] = ()
+    """The processes that use the device, as far as known."""
+
+    @classmethod
+    def here(cls, test: str) -> Holder:
+        """Return a holder for this process, from now on, with no process on the device yet."""
+        return cls(getpid(), user_name(getuid()), test, wall_clock())
+
+    @classmethod
+    def unknown(cls, who: str = "an unknown session") -> Holder:
+        """Return a holder about whom nothing else is known."""
+        return cls(0, "unknown", who, 0.0)
+
+    def __str__(self) -> str:
+        """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
+        return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)}" if self.pid else self.test
+
+
+def encode(holder: Holder) -> bytes:
+    """Return the line for a lock file. The test is truncated: the id of a parametrized test may have any length."""
+    if len(holder.test) > TEXT_LIMIT:
+        holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
+    return _ENCODER.encode(holder) + b"\n"
+
+
+def decode(data: bytes) -> Holder | None:
+    """Return the holder in the content of a lock file, or None if the content names none.
+
+    Any user may have written anything to the file: msgspec checks numbers, and texts are made printable.
+    """
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        holder = _DECODER.decode(data)
+        return replace(holder, user=printable(holder.user), test=printable(holder.test))
+    return None
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Holder)

@@ -26,8 +26,7 @@ from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import candidates, in_words, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.leases import policy
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import LockFolderError, PlaceError, default_folder
 

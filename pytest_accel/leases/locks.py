@@ -15,7 +15,7 @@ then.
 One ``next`` file for all devices was rejected: a session that waits an hour for one device would keep other sessions
 from their turns on other devices.
 
-The files say for people who holds or awaits the device (:class:`~pytest_accel.leases.holder.Holder`). No grant depends
+The files say for people who holds or awaits the device (:class:`~pytest_accel.leases.demand.Holder`). No grant depends
 on this. This package never deletes a lock file: another session could create and lock a second one.
 
 Importing this module imports psutil and filelock: import it only where locks are needed.
@@ -37,7 +37,7 @@ import psutil
 from filelock import lock_descriptor
 
 from pytest_accel.core.processes import survivors
-from pytest_accel.leases.holder import Holder, decode, encode
+from pytest_accel.leases.demand import Holder, decode, encode
 from pytest_accel.leases.shared_folder import (
     LockFolderError,
     NoLockFileError,

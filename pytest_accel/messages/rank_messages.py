@@ -1,15 +1,19 @@
-"""Messages between a driver and a rank. All can be pickled. Times are in seconds of the driver's `clock.monotonic`."""
+"""Messages between a driver and a rank, and why a rank has ended, which `verdict.sentences` puts into words.
+
+All can be pickled. Times are in seconds of the driver's `clock.monotonic`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, field
 
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.record_events import CollectiveCall
+from pytest_accel.core.signals import is_crash
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
@@ -281,3 +285,40 @@ class Finished(Struct, frozen=True):
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
     """Why the ranks do not run another test, although this test did nothing wrong; empty if they may."""
+
+
+class ExitCause(Enum):
+    """The causes for which the process of a rank ends."""
+
+    EXITED = "exited"
+    """The process exited, or a signal killed it; the status says which."""
+    OUT_OF_MEMORY = "out of memory"
+    """The kernel killed the process, because memory ran out."""
+    SERVER_ENDED = "server ended"
+    """The fork server of the process ended."""
+    MACHINE_LOST = "machine lost"
+    """The machine of the process is lost; what happened to the process is unknown."""
+    JOB_ENDED = "job ended"
+    """The MPI job of the process ended."""
+    LOCK_LOST = "lock lost"
+    """This session killed the process, since another session may have its devices."""
+
+
+class RankExit(NamedTuple):
+    """The end of the process of a rank."""
+
+    cause: ExitCause
+    status: int | None = None
+    """Exit code, or the negative number of the signal (as in `subprocess`); None if it is unknown."""
+    about: str = ""
+    """Details on the cause: for a lost machine, its name and why it counts as lost."""
+
+    @property
+    def is_crash(self) -> bool:
+        """True if the process was killed by a signal for which faulthandler first writes the stacks."""
+        return self.cause is ExitCause.EXITED and self.status is not None and is_crash(-self.status)
+
+
+def exited(status: int) -> RankExit:
+    """Return the exit of a process that has ended by itself or by a signal, with `status`."""
+    return RankExit(ExitCause.EXITED, status)

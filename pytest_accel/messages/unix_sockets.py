@@ -3,6 +3,8 @@
 The path of a socket does not identify its owner: anybody who may write to one of its parent folders can replace the
 socket. The kernel reports the user at the other end (unix(7): SO_PEERCRED; on other systems than Linux getpeereid(3),
 which was not tried).
+
+File descriptors are passed from one process to another after a message on their connection (unix(7)).
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import errno
 import sys
 from _socket import socket as _Plain
 from _socket import socketpair
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EMFILE
 from math import ceil
 from multiprocessing.connection import Connection as _Connection
-from os import geteuid
+from os import close, geteuid, set_inheritable, strerror
 from select import POLLIN, poll
-from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, socket
+from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, recv_fds, send_fds, socket
 from struct import Struct, pack
 
 from pytest_accel.core.signals import without_sigpipe
@@ -160,3 +165,46 @@ def peer_uid(connection: socket) -> int:
 def _trusted(uid: int) -> bool:
     # Root controls this process anyway, and a test that gives up root's rights still has a driver that is root.
     return uid in (geteuid(), 0)
+
+
+MOST_AT_ONCE = 200
+"""Descriptors that one message carries at most; Linux allows 253 (``SCM_MAX_FD``)."""
+
+
+def send_descriptors(connection: _Connection, descriptors: Sequence[int]) -> None:
+    """Send a few `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
+    with socket_of(connection) as end, without_sigpipe():
+        send_fds(end, [b"\0"], list(descriptors))
+
+
+def receive_descriptors(connection: _Connection, count: int) -> list[int]:
+    """Receive `count` descriptors, which the caller has to close.
+
+    Raise EOFError if the other end is closed, and OSError if this process may not open as many files.
+    """
+    received: list[int] = []
+    with socket_of(connection) as end:
+        while len(received) < count:
+            expected = min(count - len(received), MOST_AT_ONCE)
+            data, more, _, _ = recv_fds(end, 1, expected)
+            received += more
+            if len(more) < expected:
+                for descriptor in received:
+                    close(descriptor)
+                if not data:
+                    raise EOFError
+                raise OSError(EMFILE, f"{strerror(EMFILE)}: {len(received)} of {count} descriptors were received")
+    for descriptor in received:
+        set_inheritable(descriptor, False)
+    return received
+
+
+@contextmanager
+def socket_of(connection: _Connection) -> Iterator[socket]:
+    """Provide the `connection` as a socket, which must not be closed."""
+    end = socket(fileno=connection.fileno())
+    try:
+        end.setblocking(True)  # Tests may have set a default timeout for sockets.
+        yield end
+    finally:
+        end.detach()

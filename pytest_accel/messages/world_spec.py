@@ -1,13 +1,27 @@
-"""Description of a world: the needs of its tests, and the devices, machines and fork servers that it has."""
+"""Description of a world: the needs of its tests, its devices, machines and fork servers, and the roles of its ranks.
+
+Each rank has the identity of one of pytest-xdist's workers: suites tell the main process from others by
+`config.workerinput`, and name things that are not shared by the worker's id.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
 
 from pytest_accel.core.device import Device, Share
+from pytest_accel.core.launcher_env import RUN_OF_RANK
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.messages.worker_input import WorkerInput
+
+WorkerInput = Mapping[str, Any]
+"""`config.workerinput` of one rank."""
+WORKER_VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+"""The variables that xdist sets in a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +104,41 @@ class WorldSpec:
         if self.key.visible == "rank":
             return self.devices_of(rank)
         return tuple(dict.fromkeys(device for other in self.neighbours(rank) for device in self.devices_of(other)))
+
+
+def worker_environment(given: WorkerInput) -> dict[str, str | None]:
+    """Return the variables that xdist sets in a worker with this input, for a rank."""
+    values = (given["workerid"], str(given["workercount"]), given["testrunuid"])
+    return {**dict(zip(WORKER_VARIABLES, values, strict=True)), RUN_OF_RANK: given["testrunuid"]}
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class Role(Struct, frozen=True):
+    """The rank that a forked process becomes, and the descriptors of its sockets."""
+
+    spec: WorldSpec
+    rank: int
+    listener: int
+    """Accepts connections from drivers."""
+    port: int | None
+    """The port of the world's store, on the machine of rank 0; None in a world without a process group."""
+    store: int | None
+    """The socket bound to this port, on which rank 0 serves the store; None in all other ranks."""
+    locks: tuple[int, ...] = ()
+    """Descriptors of the lock files of the world's devices.
+
+    A lock of this kind (flock(2)) belongs to the open file, which forks share: so the devices stay locked as long as
+    the rank, or a process that it has forked, lives, even if nothing else of the session does.
+    """
+
+
+def host_of(spec: WorldSpec) -> str:
+    """Return the address of the world's store."""
+    return spec.addresses[0] if spec.addresses else LOOPBACK
+
+
+def loopback_interface() -> str:
+    """Return the name of the network interface for connections within this machine."""
+    return "lo0" if sys.platform == "darwin" else "lo"

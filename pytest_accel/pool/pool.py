@@ -21,10 +21,12 @@ from threading import current_thread
 from traceback import format_exc, format_exception
 from typing import Any, Protocol, TypeVar
 
+import pytest
+
 from pytest_accel.compat import loop_tasks
 from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import session_folder, threads
-from pytest_accel.core.clock import START_TIMEOUT, monotonic
+from pytest_accel.core.clock import RETIRE_TIMEOUT, START_TIMEOUT, monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.processes import kill_marked
 from pytest_accel.core.record_events import Recorder
@@ -40,33 +42,41 @@ from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
-from pytest_accel.messages.rank_exit import ExitCause, RankExit
-from pytest_accel.messages.rank_messages import RETIRED, Command
+from pytest_accel.messages.rank_messages import RETIRED, Command, ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.messages.worker_input import WorkerInput
-from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.elsewhere import Elsewhere, JobStarter
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.pool_messages import (
+from pytest_accel.messages.world_spec import WorkerInput, WorldSpec
+from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,
+    Channel,
+    DriverMessage,
     GiveBackWorld,
+    PoolClient,
+    PoolMessage,
     PoolRequest,
+    ShowLine,
     WarmServer,
     WorldGrant,
     WorldWanted,
 )
 from pytest_accel.pool.pooled_world import (
-    QUIET_TIMEOUT,
-    RETIRE_TIMEOUT,
     PoolDriver,
     PooledWorld,
+    PoolSummary,
     WorldRequest,
     WorldState,
 )
-from pytest_accel.pool.starter import LostPlaceError, Starter, StarterReports, Taken
-from pytest_accel.pool.summary import PoolSummary
+from pytest_accel.pool.starter import (
+    Elsewhere,
+    JobStarter,
+    LocalStarter,
+    LostPlaceError,
+    Starter,
+    StarterReports,
+    Taken,
+)
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows the reasons; shorter waits are normal."""
@@ -84,6 +94,8 @@ KEPT_RANKS = 16
 
 Each has a process with torch in it: some 100 MB that it does not share.
 """
+_QUIET_TIMEOUT = 5.0
+"""Takes the place of `RETIRE_TIMEOUT` for ranks that have failed their test after a timeout, or torn down before."""
 _STACKS_BEFORE_KILL = 4.0
 """Seconds between taking the stacks of a retiring world and killing it: ranks have two seconds to write them."""
 _REPORTING_TIMEOUT = 10.0
@@ -633,14 +645,14 @@ class Pool:
     def _retire(self, world: PooledWorld, why: str, *, quietly: bool = False) -> None:
         """Have the ranks end their pytest sessions because of `why`; kill ranks that run after `RETIRE_TIMEOUT`.
 
-        With `quietly`, errors in this are not reported, and the ranks are killed after `QUIET_TIMEOUT`.
+        With `quietly`, errors in this are not reported, and the ranks are killed after `_QUIET_TIMEOUT`.
         """
         world.become(WorldState.KILLED if quietly else WorldState.RETIRING)
         self._note(world, "WorldEnding", why=why)
         for rank, pid in enumerate(world.pids):
             with suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Command.RETIRE)
-        self._kill_after(world, QUIET_TIMEOUT if quietly else RETIRE_TIMEOUT)
+        self._kill_after(world, _QUIET_TIMEOUT if quietly else RETIRE_TIMEOUT)
 
     def _kill_after(self, world: PooledWorld, seconds: float) -> None:
         if world.ended:
@@ -735,3 +747,69 @@ class Pool:
 def waiting_text(line: str, seconds: float) -> str:
     """Return the text about a test that has waited for `seconds`; `line` is the result of :meth:`Pool.waiting`."""
     return f"{line} (for {seconds:.0f} s now)"
+
+
+# The ends of the drivers in the controller
+
+
+class WorkerDriver:
+    """The driver of an xdist worker, whose messages arrive in execnet's receiver thread."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        pool: Callable[[], Pool],
+        on_usage_error: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        """`pool` returns the pool, and creates it at the first call, when a worker first needs it.
+
+        `show` writes a line to the terminal.
+        """
+        self._channel = channel
+        self._get_pool = pool
+        self._on_usage_error = on_usage_error
+        self._show = show
+        self._used_pool: Pool | None = None
+        """The pool; None if the worker has not needed it, or it could not be created."""
+
+    def handle(self, message: PoolMessage) -> None:
+        with suppress(OSError):  # The worker has ended; the end marker follows.
+            self._channel.send(encode(message))
+
+    def receive(self, data: bytes | None) -> None:
+        """Handle a serialized message of the worker; `data` is None if the worker has ended."""
+        message: DriverMessage | None = None
+        try:
+            if data is not None:
+                message = decode(data, DriverMessage)
+                if isinstance(message, ShowLine):
+                    (self._on_usage_error if message.is_usage_error else self._show)(message.line)
+                else:
+                    self._used_pool = self._get_pool()
+                    self._used_pool.post(self._used_pool.serve, self, message)
+            elif self._used_pool is not None:
+                self._used_pool.post(self._used_pool.driver_lost, self)
+        except BaseException:  # execnet would hide the error: answer the request with it, and fail the pool.
+            why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
+            if isinstance(message, WorldDemand):
+                self.handle(Answer(message.number, why))
+            if self._used_pool is not None:
+                self._used_pool.post(self._used_pool.broken_by, why)
+
+
+def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
+    """Return the client of a driver in the controller, whose messages are calls of the pool."""
+
+    def send(message: DriverMessage) -> None:
+        if isinstance(message, ShowLine):
+            if message.is_usage_error:
+                raise pytest.UsageError(message.line)
+            show(message.line)
+            return
+        pool.post(pool.serve, client, message)
+        if isinstance(message, WarmServer):
+            pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
+
+    client = PoolClient(send)
+    return client

@@ -1,37 +1,108 @@
-"""The conversation between drivers and the pool (`pool_messages.py`), with both of its ends."""
+"""The conversation between drivers and the pool: the messages, and the client by which a driver exchanges them.
+
+Drivers in the controller and in xdist workers send the same messages. In the controller, the objects are passed on;
+between processes, `messages/struct_messages.py` serializes them. The pool's end is in `pool.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Condition
 from traceback import format_exc
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import pytest
+from msgspec import Struct
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
-from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.rank_messages import RankExit
 from pytest_accel.messages.struct_messages import decode, encode
-from pytest_accel.pool.pool_messages import (
-    Answer,
-    CancelDemand,
-    DriverMessage,
-    GiveBackWorld,
-    PoolMessage,
-    RankEnded,
-    ShowLine,
-    WarmServer,
-    WorldGrant,
-    WorldWanted,
-)
+from pytest_accel.messages.world_spec import WorldSpec
 
-if TYPE_CHECKING:
-    from pytest_accel.pool.pool import Pool
+
+@dataclass(frozen=True, slots=True)
+class WorldGrant:
+    """The answer to a driver that gets a world, or a lease without ranks (`WorldKey.ranks`)."""
+
+    spec: WorldSpec
+    """The world; for a lease without ranks, the number, key and devices of the lease."""
+    pids: tuple[int, ...]
+    directory: str
+    warm: bool
+    """True if a driver has had the world before."""
+    waited: float
+    """Seconds that the request waited for devices or CPU slots."""
+    hosts: tuple[str, ...]
+    """The names of the machines of the ranks, each once."""
+
+
+# Driver to pool
+
+
+class WarmServer(Struct, frozen=True, tag=True):
+    """Start the fork server."""
+
+
+class CancelDemand(Struct, frozen=True, tag=True):
+    """Cancel a demand, without an answer."""
+
+    number: int
+
+
+class GiveBackWorld(Struct, frozen=True, tag=True):
+    """Give back a world, or a lease without ranks; see `Pool.give_back`."""
+
+    world: int
+    kill_reason: str | None = None
+    noticed: frozenset[int] = frozenset()
+    retire: bool = False
+    interrupted: str | None = None
+    """The test during which the session was interrupted, empty if it is unknown; None without an interrupt."""
+
+
+class ShowLine(Struct, frozen=True, tag=True):
+    """Write a line to the terminal."""
+
+    line: str
+    is_usage_error: bool = False
+    """True if the session ends with this line."""
+
+
+PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld
+DriverMessage = PoolRequest | ShowLine
+
+# Pool to driver
+
+
+class Answer(Struct, frozen=True, tag=True):
+    """The answer to the :class:`WorldDemand` with the same `number`."""
+
+    number: int
+    value: WorldGrant | str
+    """The text says why the pool cannot provide a world."""
+
+
+class WorldWanted(Struct, frozen=True, tag=True):
+    """Another request waits for the devices or slots of `world`."""
+
+    world: int
+
+
+class RankEnded(Struct, frozen=True, tag=True):
+    """A rank of a world that the driver has, or will get, has ended."""
+
+    world: int
+    rank: int
+    end: RankExit
+
+
+PoolMessage = Answer | WorldWanted | RankEnded
+
+# The driver's end
 
 
 class Channel(Protocol):
@@ -43,11 +114,7 @@ class Channel(Protocol):
 
 
 class PoolClient:
-    """A driver's access to the pool. It sends the messages of `pool_messages`, and gets the answers.
-
-    Drivers in the controller and in xdist's workers use the same messages. In the controller a message is a
-    call of the pool, and in a worker it goes over execnet's channel.
-    """
+    """A driver's access to the pool: it sends messages to the pool, and gets the answers."""
 
     def __init__(self, send: Callable[[DriverMessage], None]) -> None:
         """`send` sends a message to the pool."""
@@ -161,66 +228,3 @@ class PoolClient:
 
     def _fail(self, why: str) -> None:
         self._answers.put(why)
-
-
-class WorkerDriver:
-    """The driver of an xdist worker, whose messages arrive in execnet's receiver thread."""
-
-    def __init__(
-        self,
-        channel: Channel,
-        pool: Callable[[], Pool],
-        on_usage_error: Callable[[str], None],
-        show: Callable[[str], None],
-    ) -> None:
-        """`pool` returns the pool, and creates it at the first call, when a worker first needs it.
-
-        `show` writes a line to the terminal.
-        """
-        self._channel = channel
-        self._get_pool = pool
-        self._on_usage_error = on_usage_error
-        self._show = show
-        self._used_pool: Pool | None = None
-        """The pool; None if the worker has not needed it, or it could not be created."""
-
-    def handle(self, message: PoolMessage) -> None:
-        with suppress(OSError):  # The worker has ended; the end marker follows.
-            self._channel.send(encode(message))
-
-    def receive(self, data: bytes | None) -> None:
-        """Handle a serialized message of the worker; `data` is None if the worker has ended."""
-        message: DriverMessage | None = None
-        try:
-            if data is not None:
-                message = decode(data, DriverMessage)
-                if isinstance(message, ShowLine):
-                    (self._on_usage_error if message.is_usage_error else self._show)(message.line)
-                else:
-                    self._used_pool = self._get_pool()
-                    self._used_pool.post(self._used_pool.serve, self, message)
-            elif self._used_pool is not None:
-                self._used_pool.post(self._used_pool.driver_lost, self)
-        except BaseException:  # execnet would hide the error: answer the request with it, and fail the pool.
-            why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
-            if isinstance(message, WorldDemand):
-                self.handle(Answer(message.number, why))
-            if self._used_pool is not None:
-                self._used_pool.post(self._used_pool.broken_by, why)
-
-
-def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
-    """Return the client of a driver in the controller, whose messages are calls of the pool."""
-
-    def send(message: DriverMessage) -> None:
-        if isinstance(message, ShowLine):
-            if message.is_usage_error:
-                raise pytest.UsageError(message.line)
-            show(message.line)
-            return
-        pool.post(pool.serve, client, message)
-        if isinstance(message, WarmServer):
-            pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
-
-    client = PoolClient(send)
-    return client

@@ -1,23 +1,24 @@
-"""The states of a world in the pool, the transitions between them, and the request that a world serves."""
+"""The states of a world in the pool, the request that it serves, and the errors of worlds that belong to no test."""
 
 from __future__ import annotations
 
+import signal
 from asyncio import Future, Task, get_running_loop
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import RETIRE_TIMEOUT, monotonic
+from pytest_accel.core.truncation import LAST_OUTPUT
+from pytest_accel.diagnostics.collectives import waiting_in
+from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RankExit, When, exited
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_messages import PoolMessage, RankEnded
+from pytest_accel.pool.pool_client import PoolMessage, RankEnded
 from pytest_accel.pool.starter import Starter, Taken
-
-RETIRE_TIMEOUT = 10.0
-"""Seconds that the ranks of a retired world have to tear down their session fixtures."""
-QUIET_TIMEOUT = 5.0
-"""The same for ranks that have failed their test after a timeout, or torn down their fixtures before."""
 
 
 class PoolDriver(Protocol):
@@ -149,3 +150,67 @@ class PooledWorld:
             self.exits[rank] = self.forced_exit or end
             if self.request is not None:
                 self.request.driver.handle(RankEnded(self.spec.world, rank, self.exits[rank]))
+
+
+class PoolSummary:
+    """Errors that belong to no test, notes, and the tests that were interrupted. Owned by the pool."""
+
+    def __init__(self, directory: str) -> None:
+        """`directory` is the session's private folder."""
+        self.errors: list[str | RankProblem] = []
+        """Errors that belong to no test, such as an error in the teardown of a session fixture."""
+        self.notes: list[str] = []
+        """Lines to show with ``-v``."""
+        self._interrupted: dict[int, Interrupted] = {}
+        """By world number."""
+        self._directory = directory
+
+    @property
+    def interrupted(self) -> list[Interrupted]:
+        """The tests that ran when the session was interrupted."""
+        return list(self._interrupted.values())
+
+    def add_note(self, text: str) -> None:
+        """Show `text` with ``-v``, once: several fork servers may send the same note."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
+        """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
+        if end == exited(FAILED_BY_HOOK):
+            self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
+        elif end != exited(-signal.SIGKILL) or world.kill_at is None or monotonic() < world.kill_at:
+            self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
+        else:  # SIGKILL after `kill_at`: the session killed the rank.
+            self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
+
+    def add_interrupted(self, world: PooledWorld, test: str) -> None:
+        """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
+
+        An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
+        """
+        recorded = self._interrupted.get(world.spec.world)
+        if recorded is not None:
+            if test and not recorded.test:
+                self._interrupted[world.spec.world] = replace(recorded, test=test)
+            return
+        ends = dict(world.exits)
+        examiner = Examiner(self._directory, world.spec)
+        stacks, findings = examiner.hung(world.alive, world.alive)
+        idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
+        between_tests = not test and not ends and idle
+        if between_tests and not any(waiting_in(record) for record in findings.records.values()):
+            return
+        self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
+
+    def add_problem(
+        self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
+    ) -> None:
+        """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
+        inspector = WorldInspector(self._directory, world.spec)
+        phases: dict[int, When] = {rank: "teardown"}
+        sections = inspector.ask(MachineInspector.captured, phases).get(rank, [])
+        if end is not None and end.is_crash:
+            sections, stack = split_fault(sections)
+        output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
+        self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))

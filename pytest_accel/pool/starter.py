@@ -6,13 +6,19 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.forkserver.client import ForkServerClient
 from pytest_accel.forkserver.server_messages import ServerReport
+from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.shared_folder import PlaceError
+from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 
 
@@ -105,3 +111,103 @@ class Starter(Protocol[Own]):
 
     async def stop(self) -> bool:
         """End all processes that this starter has started; return False if some may live on."""
+
+
+class PlaceStarter(Starter[Own], Protocol[Own]):
+    """A starter of ranks elsewhere: on the machines of the processes of a launcher, or of a cluster."""
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the machines on which ranks may run so far, by number; this machine is the first."""
+
+    def serves(self, key: WorldKey) -> bool:
+        """Return whether this starts worlds of `key`; other worlds are started on this machine."""
+
+    def warm(self) -> None:
+        """Start what the first world will need. Raise OSError if that is not possible."""
+
+
+class Elsewhere(Protocol):
+    """Other machines, on which a session starts ranks."""
+
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any] | None:
+        """Return the starter of ranks on these machines; None if this machine is the only one."""
+
+
+class ClusterConnection(Elsewhere, Protocol):
+    """The connection of a session to a cluster."""
+
+    @property
+    def machine(self) -> Machine:
+        """The devices of the cluster, in place of this machine's devices."""
+
+    def close(self) -> None:
+        """Disconnect. The pool must have been closed."""
+
+
+JobStarter = Callable[["LocalStarter", str, StarterReports], Starter[Any]]
+"""Makes the starter of worlds that a launcher, such as ``mpirun``, starts on this machine."""
+
+
+class LocalStarter:
+    """The starter of this machine. A fork server that has ended is replaced when the next world is started."""
+
+    def __init__(self, spec: SessionSpec, leases: Leases, spawn: Spawn, reports: StarterReports) -> None:
+        """`spawn` starts the fork server."""
+        self.leases = leases
+        self.spec = spec
+        self.spawn = spawn
+        self.reports = reports
+        self._server: ForkServerClient | None = None
+
+    def keeps(self, key: WorldKey) -> bool:
+        return key.need is not None
+
+    async def take(self, demand: WorldDemand) -> HeldLease:
+        return await self.leases.take(demand)
+
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
+        obstacles = self.leases.waiting(demand)
+        return None if obstacles is None else (self.leases.what(demand), obstacles)
+
+    def hand_on(self, taken: HeldLease) -> WorldDemand | None:
+        return self.leases.hand_on(taken)
+
+    def describe(self, taken: HeldLease, test: str, pids: Sequence[int]) -> None:
+        self.leases.describe(taken, test, pids)
+
+    def give_back(self, taken: HeldLease, *, killed: bool) -> None:
+        self.leases.give_back(taken, killed=killed)
+
+    def place(self, spec: WorldSpec, taken: HeldLease) -> WorldSpec:
+        return replace(spec, devices=taken.devices)
+
+    def warm(self) -> None:
+        """Start the fork server."""
+        if self._server is None:
+            self._server = ForkServerClient(self.spec, self.spawn, self.reports.report, self._server_ended)
+
+    def start(self, spec: WorldSpec, taken: HeldLease) -> None:
+        self.warm()
+        assert self._server is not None
+        self._server.start(spec, taken.descriptors)
+
+    def kill(self, spec: WorldSpec, after: float) -> None:
+        if self._server is not None:
+            self._server.kill(spec.world, after)
+
+    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+        if self._server is not None:
+            self._server.kill_server()
+
+    def forget(self, spec: WorldSpec) -> None:
+        pass
+
+    async def stop(self) -> bool:
+        """End the fork server and its ranks; return False if some processes may live on."""
+        server, self._server = self._server, None
+        return server is None or await server.stop()
+
+    def _server_ended(self, server: int, loss: str | None) -> None:
+        self._server = None
+        self.reports.lost_ranks(self, server, loss)

@@ -21,10 +21,9 @@ from pytest_accel.core.session_folder import inner_lock_folder, rank_path
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
-from pytest_accel.messages import worker_input
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
-from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec, with_options
+from pytest_accel.messages.world_spec import Role, worker_environment
 from pytest_accel.rank import coverage, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
@@ -140,7 +139,7 @@ def _set_environment(context: RankContext, port: int | None) -> None:
         changes |= rank_environment.environment(spec, rank, port)
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # As torchrun: ranks must not overload the machine.
-    changes |= worker_input.environment(spec.workers[rank])
+    changes |= worker_environment(spec.workers[rank])
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     for name, value in {**changes, **dict(spec.key.env)}.items():
         if value is None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.plugin_roles import package_of
-from pytest_accel.messages.worker_input import VARIABLES
+from pytest_accel.messages.world_spec import WORKER_VARIABLES
 
 _PACKAGES = frozenset(
     {
@@ -56,7 +56,7 @@ class MainProcessPlugins:
         @wraps(function)
         def call(*args: object) -> object:
             attributes = vars(self._config)
-            variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+            variables = {name: os.environ.pop(name) for name in WORKER_VARIABLES if name in os.environ}
             values = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
             try:
                 return function(*args)

@@ -21,7 +21,7 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core.log import step
 from pytest_accel.core.session_folder import store_folder
 from pytest_accel.core.world_key import backend_names
-from pytest_accel.messages.role import LOOPBACK, Role, host_of
+from pytest_accel.messages.world_spec import LOOPBACK, Role, host_of
 from pytest_accel.rank import flight_recorder, torch_devices
 from pytest_accel.rank.rank_environment import AGENT_STORE
 from pytest_accel.rank.signed_store import FolderStore, SignedStore

@@ -9,8 +9,7 @@ from multiprocessing import process
 import psutil
 
 from pytest_accel.core.launcher_env import OWN_RUN
-from pytest_accel.messages.role import LOOPBACK, host_of, loopback_interface
-from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.messages.world_spec import LOOPBACK, WorldSpec, host_of, loopback_interface
 from pytest_accel.rank import flight_recorder
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"

@@ -24,7 +24,7 @@ from pytest_accel.core.log import step
 from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
-from pytest_accel.messages.role import Role
+from pytest_accel.messages.world_spec import Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext

@@ -13,8 +13,7 @@ from msgspec import Struct
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.messages.rank_exit import ExitCause
-from pytest_accel.messages.rank_messages import ExceptionSketch
+from pytest_accel.messages.rank_messages import ExceptionSketch, ExitCause
 
 
 class CauseKind(Enum):

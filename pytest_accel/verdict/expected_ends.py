@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace
-from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
@@ -19,6 +18,7 @@ from pytest_accel.messages.rank_messages import (
     ExpectedEnd,
     Finished,
     UnawaitedCollective,
+    exited,
 )
 from pytest_accel.verdict.causes import error_consequence
 from pytest_accel.verdict.mismatches import Mismatch

@@ -21,16 +21,18 @@ from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished,
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.messages.flight_record import RankWait
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import (
     ExceptionSketch,
+    ExitCause,
     ExitRequest,
     ExpectedEnd,
     Finished,
     Leak,
     LeakKind,
+    RankExit,
     UnawaitedCollective,
     When,
+    exited,
 )
 from pytest_accel.verdict.causes import Consequence, consequence
 from pytest_accel.verdict.mismatches import Mismatch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.truncation import tail
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_messages import ExitCause, RankExit, exited
 
 
 @pytest.mark.parametrize(("status", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (11, False)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.diagnostics.oom import oom_kills, with_oom_cause
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_messages import ExitCause, RankExit, exited
 
 OOM_CONTROL_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
 MEMORY_EVENTS_V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"

@@ -9,8 +9,8 @@ _STEPS = (
     "driver.link_to_rank:call_rank",
     "driver.world:World.start",
     "pool.pool:Pool._begin",
-    "pool.local_starter:LocalStarter.place",
-    "pool.local_starter:LocalStarter.start",
+    "pool.starter:LocalStarter.place",
+    "pool.starter:LocalStarter.start",
 )
 _CONFTEST = f"""
     import importlib, pytest

@@ -27,7 +27,7 @@ from pytest_accel.forkserver.server_messages import (
     WorldStarted,
 )
 from pytest_accel.forkserver.server_process import spawn_here
-from pytest_accel.messages.rank_exit import ExitCause, RankExit
+from pytest_accel.messages.rank_messages import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from tests.deadline import TIMEOUT, eventually, scaled

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 
 

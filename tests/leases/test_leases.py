@@ -19,8 +19,7 @@ import pytest
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.hardware.shares import WHOLE
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, PlaceError, lock_path

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.leases.holder import Holder, decode
+from pytest_accel.leases.demand import Holder, decode
 from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, default_folder, file_name, lock_path
 from tests.deadline import eventually
@@ -94,7 +94,7 @@ def test_a_device_is_kept_by_each_process_that_has_its_descriptor(
     mine, locks = make(), make()
     if session_is_killed:
         start = (
-            "import os, subprocess, sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+            "import os, subprocess, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
             "from pytest_accel.leases.locks import SessionLocks\n"
             "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
             "locks.describe('GPU-1', Holder.here('test_before'))\n"
@@ -130,7 +130,7 @@ def check_that_it_is_kept(folder: Path, locks: SessionLocks, left: psutil.Proces
 
 def test_the_lock_of_a_session_that_is_killed_is_free_at_once(folder: Path, make: Make) -> None:
     hold = (
-        "import sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+        "import sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
         "from pytest_accel.leases.locks import SessionLocks\n"
         "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
         "locks.wish({'GPU-1': Holder.here('a'), 'GPU-2': Holder.here('a')}); print('ready', flush=True); input()\n"
@@ -147,7 +147,7 @@ def test_the_lock_of_a_session_that_is_killed_is_free_at_once(folder: Path, make
 
 def test_a_forked_process_keeps_no_lock(folder: Path, make: Make) -> None:
     fork = (
-        "import os, sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+        "import os, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
         "from pytest_accel.leases.locks import SessionLocks\n"
         "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
         "locks.wish({'GPU-2': Holder.here('a')})\n"
@@ -410,7 +410,7 @@ def test_only_a_test_that_really_holds_the_device_surrounds_a_session(folder: Pa
     locks.unlock("GPU-1")
     assert found_inside() == "None"
     claim = (
-        "import sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+        "import sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
         "from pytest_accel.leases.locks import SessionLocks\n"
         "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
         "locks.describe('GPU-1', Holder(1, 'u', 't', 0.0, (int(sys.argv[2]),))); print('ready', flush=True); input()\n"
@@ -464,7 +464,7 @@ def as_another_user(script: str, *arguments: str) -> str:
         "import os, pwd, sys, pathlib, pytest_accel.leases.locks; them = pwd.getpwnam('nobody')\n"
         "os.setgroups([]); os.setgid(them.pw_gid); os.setuid(them.pw_uid)\n"
         "from pytest_accel.leases.shared_folder import LockFolderError\n"
-        "from pytest_accel.leases.holder import Holder\n"
+        "from pytest_accel.leases.demand import Holder\n"
         "from pytest_accel.leases.locks import SessionLocks, who_holds\n"
         "folder = pathlib.Path(sys.argv[1])\n"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_accel.messages.worker_input import WorkerInput
+from pytest_accel.messages.world_spec import WorkerInput
 
 
 class PlainWorkers:

@@ -24,22 +24,19 @@ from pytest_accel.diagnostics.waiting_limits import PhaseLimit
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.world import World
 from pytest_accel.forkserver.server_process import spawn_here
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_client import client_here
-from pytest_accel.pool.pool_messages import (
+from pytest_accel.pool.pool import Pool, client_here
+from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,
     PoolMessage,
     WorldGrant,
 )
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, TableCluster

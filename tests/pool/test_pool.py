@@ -16,18 +16,15 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.record_events import pass_to
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
-from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import VARIABLE
-from pytest_accel.messages.rank_exit import RankExit, exited
-from pytest_accel.messages.rank_messages import RETIRED
+from pytest_accel.messages.rank_messages import RETIRED, RankExit, exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import (
+from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,
     PoolMessage,
@@ -35,7 +32,7 @@ from pytest_accel.pool.pool_messages import (
     WorldGrant,
     WorldWanted,
 )
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
 from tests.pool.plain_workers import PlainWorkers

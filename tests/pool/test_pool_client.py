@@ -10,8 +10,7 @@ import pytest
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_messages import Answer, CancelDemand, DriverMessage, GiveBackWorld, WorldGrant
+from pytest_accel.pool.pool_client import Answer, CancelDemand, DriverMessage, GiveBackWorld, PoolClient, WorldGrant
 
 
 class InterruptingChannel:

@@ -8,8 +8,7 @@ from typing import Any
 
 from pytest_accel.core.frames import Folders
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankEvent, RankOutcome
-from pytest_accel.messages.rank_exit import exited
-from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, PhaseReport, When
+from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, PhaseReport, When, exited
 from pytest_accel.verdict.expected_ends import marked
 from pytest_accel.verdict.judgement import Phase, judge, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict

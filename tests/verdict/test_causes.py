@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.messages.rank_messages import ExceptionSketch
+from pytest_accel.messages.rank_messages import ExceptionSketch, ExitCause, RankExit, exited
 from pytest_accel.verdict.causes import (
     Cause,
     CauseKind,

@@ -9,18 +9,20 @@ import pytest
 from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
     ExceptionSketch,
+    ExitCause,
     ExpectedEnd,
     Finished,
     Leak,
     LeakKind,
     PhaseReport,
+    RankExit,
     UnawaitedCollective,
     When,
+    exited,
 )
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.expected_ends import announced_hang

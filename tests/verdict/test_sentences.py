@@ -13,8 +13,15 @@ from pytest_accel.core.truncation import DEFAULT_GROUP, ranks_text
 from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
-from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind, UnawaitedCollective
+from pytest_accel.messages.rank_messages import (
+    ExitCause,
+    Finished,
+    Leak,
+    LeakKind,
+    RankExit,
+    UnawaitedCollective,
+    exited,
+)
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.mismatches import Mismatch
 from tests.flight_records import entry, record

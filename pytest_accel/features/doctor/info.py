@@ -12,7 +12,7 @@ from pytest_accel.core.device import Device, is_private
 from pytest_accel.core.units import format_capability, format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Machine, describe
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder
 from pytest_accel.leases.locks import who_holds
 from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 

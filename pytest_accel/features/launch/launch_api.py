@@ -20,7 +20,7 @@ from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult
 from pytest_accel.features.launch.launched_process import run
 from pytest_accel.hardware.cpu_limits import affinity
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.messages.role import loopback_interface
+from pytest_accel.messages.world_spec import loopback_interface
 from pytest_accel.rank.context import RANK
 from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import find_program, module_command
 from pytest_accel.features.launch import rank_program
-from pytest_accel.messages.role import LOOPBACK
+from pytest_accel.messages.world_spec import LOOPBACK
 
 
 class Job(NamedTuple):

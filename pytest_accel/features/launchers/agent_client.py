@@ -25,7 +25,7 @@ from pytest_accel.features.launchers.agent_messages import (
 from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
-from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode
 from pytest_accel.messages.unix_sockets import Connection
@@ -211,5 +211,5 @@ class RemoteLease:
         if not self._call.closed:
             self._loop.remove_reader(self._call)
             # The connection may also be open in a process that a test has forked.
-            with self._call, fd_passing.socket_of(self._call) as end, suppress(OSError):
+            with self._call, unix_sockets.socket_of(self._call) as end, suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -30,8 +30,7 @@ from pytest_accel.features.launchers.rendezvous import Address, RendezvousError
 from pytest_accel.features.launchers.waiting_process import WaitingProcess, own_cores, use_cores, wait_for_end
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.agent_client import AgentClient

@@ -21,8 +21,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 
 
 class SessionMachines(Protocol):

@@ -35,14 +35,13 @@ from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_messages import FirstStep, RankExited, Serve, WorldStarted, file_with
 from pytest_accel.forkserver.server_process import first_step
 from pytest_accel.leases.leases import HeldLease
-from pytest_accel.messages import fd_passing, unix_sockets
-from pytest_accel.messages.rank_exit import ExitCause, RankExit
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.rank_messages import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variables of Open MPI and of Hydra, the process manager of MPICH and Intel MPI."""
@@ -229,7 +228,7 @@ def _hand_over(call: Connection, pid: int, spec: SessionSpec, end: socket.socket
     """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
     # If the process has ended, the pool notices that its connection is closed.
     with contextlib.suppress(OSError), file_with(Serve(spec, os.getpid()), spec.directory) as given:
-        fd_passing.send(call, [end.fileno(), given.fileno()])
+        unix_sockets.send_descriptors(call, [end.fileno(), given.fileno()])
     return _MpiServer(pid)
 
 

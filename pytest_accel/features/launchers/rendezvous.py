@@ -39,7 +39,7 @@ from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.leases.shared_folder import VARIABLE
-from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 
@@ -236,7 +236,7 @@ def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tup
     except OSError:
         return None
     connection = Connection(call.detach())
-    with fd_passing.socket_of(connection) as end:
+    with unix_sockets.socket_of(connection) as end:
         try:
             unix_sockets.limit_reads(end, _GREETING_TIMEOUT)
             greeting: Greeting = decode(connection.recv_bytes(_LONGEST), form)

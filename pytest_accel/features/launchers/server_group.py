@@ -13,7 +13,7 @@ from msgspec import structs
 from pytest_accel.forkserver.client import ForkServerClient
 from pytest_accel.forkserver.server_messages import RankExited, ServerReport, WorldStarted
 from pytest_accel.forkserver.server_process import Spawn
-from pytest_accel.messages.rank_exit import exited
+from pytest_accel.messages.rank_messages import exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.starter import StarterReports

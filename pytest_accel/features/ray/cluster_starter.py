@@ -31,8 +31,7 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import LostPlaceError, StarterReports
+from pytest_accel.pool.starter import LocalStarter, LostPlaceError, StarterReports
 from pytest_accel.settings.options import Settings
 
 

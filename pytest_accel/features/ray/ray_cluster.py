@@ -19,12 +19,10 @@ from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.fd_passing import socket_of
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode
-from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.messages.unix_sockets import Connection, socket_of
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60

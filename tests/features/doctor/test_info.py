@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
 from pathlib import Path
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import Holder
 from pytest_accel.leases.locks import SessionLocks
 locks = SessionLocks(Path(sys.argv[1]))
 assert locks.lock("sim-1")

@@ -29,8 +29,8 @@ from pytest_accel.features.launchers.rendezvous import (
     gather_machines,
     rendezvous_path,
 )
-from pytest_accel.messages import worker_input
 from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.world_spec import worker_environment
 from tests.deadline import eventually
 from tests.peers import read_all
 
@@ -384,7 +384,7 @@ def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_a_test_starts_in_a_rank_is_no_xdist_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"workerid": "gw3", "workercount": 4, "testrunuid": "outer"}
-    for name, value in worker_input.environment(given).items():
+    for name, value in worker_environment(given).items():
         monkeypatch.setenv(name, str(value))
     assert not launcher_env.is_xdist_worker()
     monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "inner")  # A worker of a session inside the rank.

@@ -28,8 +28,7 @@ from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.pool.local_starter import LocalStarter
-from pytest_accel.pool.starter import StarterReports
+from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
 
