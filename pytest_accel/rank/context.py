@@ -17,7 +17,6 @@ from pytest_accel.messages.rank_messages import Announced
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.rank.operations import Operations
-from pytest_accel.rank.raised_errors import RaisedErrors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -57,9 +56,8 @@ class RankContext:
         """The environment variables that pytest-accel has set for this rank; None if it has unset the variable."""
         self.operations = Operations(lambda: self.in_call)
         """The operations of torch.distributed that this rank has issued."""
-        self.raised_errors = RaisedErrors()
         self.recorder_started = False
-        """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
+        """True if the rank has a thread that writes the record of its collectives (`group_state.start`)."""
         self.in_call = False
         """True while the rank runs the test's own code for the first time."""
         self.announce: Callable[[Announced], None]

@@ -9,18 +9,19 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_accel.compat import torch_api
 from pytest_accel.core.device import MaskError
-from pytest_accel.rank.raised_errors import first_line
+from pytest_accel.core.truncation import first_line
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_accel.rank.context import RankContext
-
 
 MISSING_TORCH = f"torch, which is not installed in {sys.prefix}"
 """The end of a sentence on what cannot be done without torch."""
@@ -74,6 +75,17 @@ def limit_threads() -> None:
         installed_torch().set_num_threads(int(threads))
 
 
+def reseed() -> None:
+    """Give this process random states of its own, as a new interpreter has; ranks are forked with the same states.
+
+    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+
+
 def limit_memory(context: RankContext) -> None:
     """Limit this rank's memory on each of its devices to its share, for the types of devices for which torch can."""
     torch = installed_torch()
@@ -95,7 +107,7 @@ def torch_devices(names: Sequence[str]) -> list[torch.device]:
     return [torch.device(name) for name in names]
 
 
-def failed_work(context: RankContext) -> FailedWork | None:
+def failed_work(context: RankContext, raised_errors: RaisedErrors) -> FailedWork | None:
     """Wait for all work on this rank's devices; return work that has failed, or None.
 
     The next call that waits for a device raises an error of earlier work, such as an index out of bounds in a kernel.
@@ -106,7 +118,7 @@ def failed_work(context: RankContext) -> FailedWork | None:
     error.
     """
     found: FailedWork | None = None
-    with context.raised_errors.paused():
+    with raised_errors.paused():
         for device in context.own_devices:
             name = context.torch_name(device)
             if name.startswith("cpu"):
@@ -117,7 +129,7 @@ def failed_work(context: RankContext) -> FailedWork | None:
                 error = _failed_work(module, name)
                 # If several devices have errors, report an error that the test has not seen.
                 if error is not None and (found is None or found.seen):
-                    found = FailedWork(name, error, context.raised_errors.has(error))
+                    found = FailedWork(name, error, raised_errors.has(error))
     return found
 
 
@@ -156,3 +168,53 @@ def installed_torch() -> Any:
 def is_missing(error: BaseException) -> bool:
     """Return whether `error` says that torch is not installed."""
     return isinstance(error, ModuleNotFoundError) and error.name == "torch"
+
+
+class RaisedErrors:
+    """The errors of devices that torch has raised in the running test; one for each rank.
+
+    torch makes an object of one class (`torch_api.accelerator_error`) for each error that the runtime of a device
+    reports, in whichever function the error shows. So a recording `__init__` of this class sees all errors, also if the
+    test has caught them, and costs nothing while there is no error. Tracing all exceptions would slow every test down,
+    and an exception that `pytest.raises` has caught cannot be found later: it is gone.
+
+    Errors that torch raises as a plain RuntimeError, such as cuBLAS's and all in older releases, are not recorded.
+    """
+
+    def __init__(self) -> None:
+        self._lines: set[str] = set()
+        """The first line of each error."""
+        self._records = False
+        self._installed = False
+
+    def begin(self) -> None:
+        """Forget the errors of the last test, and record the errors that torch raises from now on."""
+        self._lines.clear()
+        self._records = True
+        if not self._installed and (error := torch_api.accelerator_error(sys.modules.get("torch"))) is not None:
+            self._installed = True
+            self._record_objects_of(error)
+
+    def _record_objects_of(self, error: Any) -> None:
+        original: Callable[..., None] = error.__init__
+
+        @wraps(original)
+        def init(instance: BaseException, *args: object, **named: object) -> None:
+            original(instance, *args, **named)
+            if self._records and args:
+                self._lines.add(first_line(args[0]))
+
+        error.__init__ = init
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record no errors in the ``with`` block, which waits for a device on behalf of the plugin."""
+        self._records = False
+        try:
+            yield
+        finally:
+            self._records = True
+
+    def has(self, error: BaseException) -> bool:
+        """Return whether torch has raised an error with the first line of `error` in the running test."""
+        return first_line(error) in self._lines
