@@ -94,11 +94,13 @@ class RankContext:
     @cached_property
     def torch_device(self) -> str:
         """torch's name of the first device of this rank; ``cpu`` if the rank has none."""
-        return self.torch_name(self.own_devices[0]) if self.own_devices else "cpu"
+        return self.torch_devices()[self.visible_devices.index(self.own_devices[0])] if self.own_devices else "cpu"
 
-    def torch_name(self, device: Device) -> str:
-        """Return torch's name of `device`, one of the visible devices."""
-        return self.torch_devices()[self.visible_devices.index(device)]
+    @cached_property
+    def accelerators(self) -> tuple[tuple[str, Device], ...]:
+        """The devices of this rank that are no parts of the CPU to torch, each with torch's name of it."""
+        names = dict(zip(self.visible_devices, self.torch_devices(), strict=False))
+        return tuple((names[device], device) for device in self.own_devices if not names[device].startswith("cpu"))
 
     @property
     def shared_directory(self) -> Path:

@@ -88,7 +88,7 @@ def _flight_record(context: RankContext) -> FlightRecord:
         return replace(at, unrecorded_by=torch_api.version())
     import torch.distributed as dist
 
-    groups = {label(group): group for group in all_groups()}
+    groups = {label(group): group for group in torch_api.groups()}
     members = {name: tuple(dist.get_process_group_ranks(group)) for name, group in groups.items()}
     ranks, name = tuple(range(context.spec.ranks)), context.awaited_exchange
     wait = RankWait("exchange", "", context.exchanges[name], ranks, (name,)) if name else _operation(context)
@@ -174,7 +174,7 @@ def _sleeping_time(thread: Path) -> float:
 
 def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]:
     """Return the collectives issued by this rank between two times (`time.time`), if torch's record still has them."""
-    if not all_groups():
+    if not torch_api.groups():
         return ()
     record = torch_api.flight_record() or {}
     found = (
@@ -191,12 +191,6 @@ def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]
     return tuple(one for one in found if start <= one.issued <= stop)
 
 
-def all_groups() -> list[ProcessGroup]:
-    """Return this rank's process groups."""
-    dist = _distributed()
-    return [] if dist is None or not dist.is_initialized() else torch_api.groups()
-
-
 def _distributed() -> Any:
     """Return torch.distributed; None if this process has not imported it, or torch was built without it."""
     dist: Any = modules.get("torch.distributed")
@@ -210,12 +204,13 @@ def label(group: ProcessGroup) -> str:
     return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
 
 
-def labels() -> dict[str, str | None]:
-    """Return the label of each process group of this rank, by the group's name; None for a group of a device mesh.
+def labels(names: frozenset[str]) -> list[str | None]:
+    """Return the label of each existing process group with one of the `names`; None for a group of a device mesh.
 
     torch has no function to destroy the groups of a mesh.
     """
-    return {str(one.group_name): None if one.group_desc.startswith("mesh_") else label(one) for one in all_groups()}
+    groups = [group for group, name in torch_api.groups().items() if name in names] if names else []
+    return [None if group.group_desc.startswith("mesh_") else label(group) for group in groups]
 
 
 def uses(context: RankContext) -> dict[str, GroupUse]:
@@ -235,7 +230,7 @@ def uses(context: RankContext) -> dict[str, GroupUse]:
             issued.collectives(group),
             issued.messages(group) if counts_all else {},
         )
-        for group in all_groups()
+        for group in torch_api.groups()
     }
 
 

@@ -50,117 +50,6 @@ _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 
 
-class _Seen(NamedTuple):
-    """The state of the process at one moment. With ``accel_leaks = off``, the first three are empty."""
-
-    spawned: Spawned
-    settings: process_state.State
-    memory: dict[str, int]
-    groups: dict[str, str | None]
-    """The labels of the process groups (`group_state.labels`)."""
-    created: int
-    """Number of groups that torch has created."""
-    rpc: int
-    """Number of RPC initialisations."""
-
-
-class LeakCheck:
-    """The check for leaks in one rank."""
-
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
-        self._is_on = context.session.leaks != "off"
-        self._before: _Seen | None = None
-        """The state before the call of the test; None if its call has not begun."""
-        self._after: _Seen
-        """The state after the call."""
-        self._fixtures: list[Any] = []
-        """The fixtures of a wider scope that the test uses, or that the last test has used."""
-        self._left_groups = 0
-        """Number of process groups that calls of tests have left in this rank."""
-
-    def before_call(self) -> None:
-        """Look at the process before the call of the test."""
-        if self._before is None:  # A plugin may call a test more than once.
-            self._before = self._look()
-
-    def after_call(self, item: pytest.Item) -> None:
-        """Look at the process after the call of the test `item`."""
-        self._after = self._look()
-        self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
-
-    def _look(self, *, settings: bool = True) -> _Seen:
-        context, grouped = self._context, self._context.spec.grouped
-        return _Seen(
-            find() if self._is_on else frozenset(),
-            process_state.read() if self._is_on and settings else (),
-            allocated_memory(context) if self._is_on else {},
-            group_state.labels() if grouped else {},
-            torch_api.created_groups() if grouped else 0,
-            torch_api.rpc_initialisations(),
-        )
-
-    def end(self, failed_work: FailedWork | None) -> Finished:
-        """Put settings back after the teardown of the test; return its last message, which has its leaks.
-
-        `failed_work` is work on a device that has failed, after which the device is unusable for this process.
-        """
-        context = self._context
-        found: list[Leak] = []
-        before, self._before = self._before, None
-        # To read the settings takes longer than all other looks, and most calls change none.
-        has_changed = before is not None and before.settings != self._after.settings
-        now, groups_by_test = self._look(settings=has_changed), 0
-        if before is not None:
-            after = self._after
-            if has_changed:
-                found += process_state.restore(before.settings, after.settings, now.settings)
-            new = after.groups.keys() - before.groups.keys()
-            groups = [label for name, label in now.groups.items() if name in new]
-            self._left_groups += len(groups)
-            if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
-                found += left_running((after.spawned - before.spawned) & now.spawned)
-                # With a default process group in place, the next test could not make its own.
-                named = [] if context.keeps_groups else [label for label in groups if label is not None]
-                found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
-                if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
-                    found += grown_memory(context, before.memory)
-            if after.rpc != before.rpc and torch_api.rpc_is_running():
-                found.append(Leak(LeakKind.RPC, lasting=True))
-            if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
-                groups_by_test = after.created - before.created
-        return Finished(
-            leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
-            # The test has seen the error, or has failed because of it, so the error is no leak.
-            device_error="" if failed_work is None else str(failed_work),
-            groups_by_test=groups_by_test,
-            doubt=self._doubt(now),
-        )
-
-    def _doubt(self, now: _Seen) -> str:
-        """Return why the rank should not run another test, although this test has left nothing; empty if it may."""
-        context = self._context
-        if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
-            return "the test destroyed or replaced the world's default process group"
-        if now.rpc > 0 and not torch_api.rpc_is_running():
-            return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
-        if self._left_groups > _MOST_GROUPS:
-            return f"tests have left more than {_MOST_GROUPS} process groups"
-        if context.operations.take_failure():
-            return "an operation of torch.distributed failed, which may have closed the connections of its group"
-        if not group_state.reaches_store(context):
-            return "the connection to the world's store was lost"
-        return ""
-
-
-def _may_keep(fixture: Any) -> bool:
-    """Return whether a `pytest.FixtureDef` is set up and may keep what a test has started."""
-    result = fixture.cached_result
-    if result is None or is_fixture_of_tool(fixture):
-        return False
-    return result[0] is not None and not isinstance(result[0], _PLAIN)
-
-
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
 _GRACE = 40
@@ -191,6 +80,120 @@ _LOKY = "loky.process_executor"
 
 Spawned = frozenset[int | Thread]
 """Running child processes (by process id), and non-daemon threads, for which the interpreter would wait at exit."""
+
+
+class _Seen(NamedTuple):
+    """The state of the process at one moment. With ``accel_leaks = off``, the first two are empty."""
+
+    spawned: Spawned
+    settings: process_state.State
+    groups: frozenset[str]
+    """The names of the process groups."""
+    created: int
+    """Number of groups that torch has created."""
+    rpc: int
+    """Number of RPC initialisations."""
+
+
+class LeakCheck:
+    """The check for leaks in one rank."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._is_on = context.session.leaks != "off"
+        self._before: _Seen | None = None
+        """The state before the call of the test; None if its call has not begun."""
+        self._memory: dict[str, int] = {}
+        """The bytes that torch had allocated on each device before the call."""
+        self._after: _Seen
+        """The state after the call."""
+        self._fixtures: list[Any] = []
+        """The fixtures of a wider scope that the test uses, or that the last test has used."""
+        self._left_groups = 0
+        """Number of process groups that calls of tests have left in this rank."""
+
+    def before_call(self) -> None:
+        """Look at the process before the call of the test."""
+        if self._before is None:  # A plugin may call a test more than once.
+            self._memory = allocated_memory(self._context) if self._is_on else {}
+            self._before = self._look()
+
+    def after_call(self, item: pytest.Item) -> None:
+        """Look at the process after the call of the test `item`."""
+        self._after = self._look()
+        self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
+
+    def _look(self) -> _Seen:
+        grouped = self._context.spec.grouped
+        return _Seen(
+            find() if self._is_on else frozenset(),
+            process_state.read() if self._is_on else (),
+            frozenset(torch_api.groups().values()) if grouped else frozenset(),
+            torch_api.created_groups() if grouped else 0,
+            torch_api.rpc_initialisations(),
+        )
+
+    def end(self, failed_work: FailedWork | None) -> Finished:
+        """Put settings back after the teardown of the test; return its last message, which has its leaks.
+
+        `failed_work` is work on a device that has failed, after which the device is unusable for this process.
+        """
+        found: list[Leak] = []
+        before, self._before = self._before, None
+        groups_by_test = 0
+        if before is not None:
+            found = self._leaks(before, self._after, may_use_devices=failed_work is None)
+            if group_state.has_own_default(self._context):  # Otherwise, torch has begun to count again.
+                groups_by_test = self._after.created - before.created
+        return Finished(
+            leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
+            # The test has seen the error, or has failed because of it, so the error is no leak.
+            device_error="" if failed_work is None else str(failed_work),
+            groups_by_test=groups_by_test,
+            doubt=self._doubt(),
+        )
+
+    def _leaks(self, before: _Seen, after: _Seen, *, may_use_devices: bool) -> list[Leak]:
+        """Return what is new since `before`, was there in `after`, and is still there; look only for what may be."""
+        found: list[Leak] = []
+        if before.settings != after.settings:
+            found += process_state.restore(before.settings, after.settings)
+        groups = group_state.labels(after.groups - before.groups)
+        self._left_groups += len(groups)
+        if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
+            if spawned := after.spawned - before.spawned:
+                found += left_running(spawned & find())
+            # With a default process group in place, the next test could not make its own.
+            named = [] if self._context.keeps_groups else [label for label in groups if label is not None]
+            found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
+            if self._is_on and may_use_devices:  # torch cannot free all memory of an unusable device.
+                found += grown_memory(self._context, self._memory)
+        if after.rpc != before.rpc and torch_api.rpc_is_running():
+            found.append(Leak(LeakKind.RPC, lasting=True))
+        return found
+
+    def _doubt(self) -> str:
+        """Return why the rank should not run another test, although this test has left nothing; empty if it may."""
+        context = self._context
+        if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
+            return "the test destroyed or replaced the world's default process group"
+        if torch_api.rpc_initialisations() and not torch_api.rpc_is_running():
+            return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
+        if self._left_groups > _MOST_GROUPS:
+            return f"tests have left more than {_MOST_GROUPS} process groups"
+        if context.operations.take_failure():
+            return "an operation of torch.distributed failed, which may have closed the connections of its group"
+        if not group_state.reaches_store(context):
+            return "the connection to the world's store was lost"
+        return ""
+
+
+def _may_keep(fixture: Any) -> bool:
+    """Return whether a `pytest.FixtureDef` is set up and may keep what a test has started."""
+    result = fixture.cached_result
+    if result is None or is_fixture_of_tool(fixture):
+        return False
+    return result[0] is not None and not isinstance(result[0], _PLAIN)
 
 
 def find() -> Spawned:

@@ -98,7 +98,8 @@ class TestRunner:
         self._reports = reports
         self._output = output
         self._is_prepared = is_prepared
-        self._raised_errors = torch_devices.RaisedErrors()
+        self._raised: set[str] = set()
+        """The first lines of the errors of devices that torch has raised in the running test."""
         context.announce = self.announce
         self._begun: NodeRef | None = None
         """The test for which `collect` has begun the output; None once a test has begun."""
@@ -181,7 +182,8 @@ class TestRunner:
         except Exception:
             driver.send(CannotRun(format_exc()))
             return
-        self._raised_errors.begin()
+        self._raised.clear()
+        torch_devices.record_errors(self._raised)
         test.item = item
         session.items, session.testscollected = [item], 1
         forget_sections(item)  # The item has run before in a rerun, or if it is several tests of the driver.
@@ -228,7 +230,7 @@ class TestRunner:
         """Send the result of a test that has run."""
         context = self._context
         try:
-            failed_work = torch_devices.failed_work(context, self._raised_errors)
+            failed_work = torch_devices.failed_work(context, self._raised)
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
             finished = self._leak_check.end(failed_work)
@@ -331,7 +333,7 @@ class TestRunner:
     def _wait_for_devices(self) -> None:
         """Wait for the work on the rank's devices; raise RuntimeError for an error that the test has not seen."""
         __tracebackhide__ = True
-        failed = torch_devices.failed_work(self._context, self._raised_errors)
+        failed = torch_devices.failed_work(self._context, self._raised)
         if failed is None or failed.seen:
             return
         error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,13 +90,12 @@ def limit_memory(context: RankContext) -> None:
     torch = installed_torch()
     if torch is None:
         return
-    for device in context.own_devices:
-        name = torch.device(context.torch_name(device))
-        limit = getattr(module_of(str(name)), "set_per_process_memory_fraction", None)
+    for name, device in context.accelerators:
+        limit = getattr(module_of(name), "set_per_process_memory_fraction", None)
         if limit is not None:
             fraction = context.fraction(device)
             # mps has only one device, so its function does not take a device.
-            limit(fraction) if name.type == "mps" else limit(fraction, name)
+            limit(fraction) if name == "mps" else limit(fraction, torch.device(name))
 
 
 def torch_devices(names: Sequence[str]) -> list[torch.device]:
@@ -107,8 +105,10 @@ def torch_devices(names: Sequence[str]) -> list[torch.device]:
     return [torch.device(name) for name in names]
 
 
-def failed_work(context: RankContext, raised_errors: RaisedErrors) -> FailedWork | None:
+def failed_work(context: RankContext, raised: set[str]) -> FailedWork | None:
     """Wait for all work on this rank's devices; return work that has failed, or None.
+
+    `raised` has the first lines of the errors that torch has raised in the test (`record_errors`).
 
     The next call that waits for a device raises an error of earlier work, such as an index out of bounds in a kernel.
     Without this wait, that call may be in another test.
@@ -118,34 +118,25 @@ def failed_work(context: RankContext, raised_errors: RaisedErrors) -> FailedWork
     error.
     """
     found: FailedWork | None = None
-    with raised_errors.paused():
-        for device in context.own_devices:
-            name = context.torch_name(device)
-            if name.startswith("cpu"):
-                break
-            module = module_of(name)
-            # Do not initialise a runtime that the test has not used.
-            if is_initialized(module) and hasattr(module, "synchronize"):
-                error = _failed_work(module, name)
-                # If several devices have errors, report an error that the test has not seen.
-                if error is not None and (found is None or found.seen):
-                    found = FailedWork(name, error, raised_errors.has(error))
+    seen = raised.copy()  # The wait itself raises the errors again.
+    for name, _ in context.accelerators:
+        module = module_of(name)
+        # Do not initialise a runtime that the test has not used.
+        if not (is_initialized(module) and hasattr(module, "synchronize")):
+            continue
+        try:
+            # mps has only one device, so its function takes no argument.
+            module.synchronize() if name == "mps" else module.synchronize(name)
+        except RuntimeError as error:
+            # If several devices have errors, report an error that the test has not seen.
+            if found is None or found.seen:
+                found = FailedWork(name, error, first_line(error) in seen)
     return found
 
 
 def is_initialized(module: Any) -> bool:
     """Return whether this process has used the runtime of torch's `module` for a type of devices, or may have."""
     return bool(getattr(module, "is_initialized", lambda: True)())
-
-
-def _failed_work(module: Any, name: str) -> RuntimeError | None:
-    """Wait for all work on the device `name` of torch's `module`; return the error of work that has failed, or None."""
-    try:
-        # mps has only one device, so its function takes no argument.
-        module.synchronize() if name == "mps" else module.synchronize(name)
-    except RuntimeError as error:
-        return error
-    return None
 
 
 def module_of(device: str) -> Any:
@@ -170,8 +161,8 @@ def is_missing(error: BaseException) -> bool:
     return isinstance(error, ModuleNotFoundError) and error.name == "torch"
 
 
-class RaisedErrors:
-    """The errors of devices that torch has raised in the running test; one for each rank.
+def record_errors(raised: set[str]) -> None:
+    """Add to `raised` the first line of each error of a device that torch raises from now on; no-op if torch has none.
 
     torch makes an object of one class (`torch_api.accelerator_error`) for each error that the runtime of a device
     reports, in whichever function the error shows. So a recording `__init__` of this class sees all errors, also if the
@@ -180,41 +171,14 @@ class RaisedErrors:
 
     Errors that torch raises as a plain RuntimeError, such as cuBLAS's and all in older releases, are not recorded.
     """
+    kind: Any = torch_api.accelerator_error(sys.modules.get("torch"))
+    if kind is None or hasattr(kind.__init__, "__wrapped__"):
+        return
+    original: Callable[..., None] = kind.__init__
 
-    def __init__(self) -> None:
-        self._lines: set[str] = set()
-        """The first line of each error."""
-        self._records = False
-        self._installed = False
+    @wraps(original)
+    def init(instance: BaseException, *args: object, **named: object) -> None:
+        original(instance, *args, **named)
+        raised.update(map(first_line, args[:1]))
 
-    def begin(self) -> None:
-        """Forget the errors of the last test, and record the errors that torch raises from now on."""
-        self._lines.clear()
-        self._records = True
-        if not self._installed and (error := torch_api.accelerator_error(sys.modules.get("torch"))) is not None:
-            self._installed = True
-            self._record_objects_of(error)
-
-    def _record_objects_of(self, error: Any) -> None:
-        original: Callable[..., None] = error.__init__
-
-        @wraps(original)
-        def init(instance: BaseException, *args: object, **named: object) -> None:
-            original(instance, *args, **named)
-            if self._records and args:
-                self._lines.add(first_line(args[0]))
-
-        error.__init__ = init
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record no errors in the ``with`` block, which waits for a device on behalf of the plugin."""
-        self._records = False
-        try:
-            yield
-        finally:
-            self._records = True
-
-    def has(self, error: BaseException) -> bool:
-        """Return whether torch has raised an error with the first line of `error` in the running test."""
-        return first_line(error) in self._lines
+    kind.__init__ = init
