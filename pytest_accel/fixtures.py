@@ -179,7 +179,7 @@ def gather(request: pytest.FixtureRequest) -> Gather:
     """
     import pickle  # Imported here because most sessions do not use it.
 
-    from pytest_accel.rank.gathering import Gathering
+    from pytest_accel.rank.process_group import Gathering
 
     exchange = Gathering(_rank_context(request), "gather")
 

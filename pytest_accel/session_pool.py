@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import count, islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any

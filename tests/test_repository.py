@@ -38,7 +38,7 @@ VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mp
 
 RUNS_IN_A_RANK = {
     "compat/torch_api.py",
-    *("rank/main.py", "rank/process_group.py", "rank/flight_recorder.py", "rank/group_state.py"),
+    *("rank/main.py", "rank/process_group.py", "rank/group_state.py"),
     "rank/operations.py",
     *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
     "features/fake_group/hooks.py",
@@ -46,10 +46,10 @@ RUNS_IN_A_RANK = {
 
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/link_to_driver", "rank/runner", "rank/reports"),
-    *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leftovers", "rank/debugger"),
+    *("rank/collector", "rank/leak_check", "rank/process_state", "rank/debugger"),
     "rank/rank_output",
     *("rank/operations", "forkserver/rank_process"),
-    *("rank/device_memory", "rank/raised_errors", "rank/signed_store"),
+    *("rank/device_memory", "rank/torch_devices", "rank/signed_store"),
     *("core/processes", "messages/serialization", "messages/unix_sockets", "compat/torch_api"),
 )
 """The modules whose functions a rank calls when it has run a test."""

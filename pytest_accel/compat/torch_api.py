@@ -154,11 +154,10 @@ def replace_store_creation(create: Callable[..., Store]) -> None:
 # Process groups
 
 
-def groups() -> list[ProcessGroup]:
-    """Return the process groups of this process, which has initialised the default one."""
-    import torch.distributed as dist
-
-    return list(dist.distributed_c10d._world.pg_map)
+def groups() -> dict[ProcessGroup, str]:
+    """Return the process groups of this process and their names; empty if torch.distributed is not imported."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return {} if module is None else module._world.pg_names.copy()
 
 
 def created_groups() -> int:

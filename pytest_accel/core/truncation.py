@@ -37,6 +37,11 @@ def cut_output(sections: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(title, cut(text, longest, "; -vv shows them")) for title, text in sections]
 
 
+def first_line(error: object) -> str:
+    """Return the first line of the text of `error`. The other lines explain how to debug it."""
+    return str(error).strip().partition("\n")[0]
+
+
 def read_end(file: str | int, begin: int = 0, longest: int = 1_000_000) -> str:
     """Return the text of `file`, a path or a descriptor, from the offset `begin`; at most its last `longest` bytes."""
     with _open(file, "rb", buffering=0, closefd=isinstance(file, str)) as opened:

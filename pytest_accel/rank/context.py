@@ -17,7 +17,6 @@ from pytest_accel.messages.rank_messages import Announced
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.rank.operations import Operations
-from pytest_accel.rank.raised_errors import RaisedErrors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -57,9 +56,8 @@ class RankContext:
         """The environment variables that pytest-accel has set for this rank; None if it has unset the variable."""
         self.operations = Operations(lambda: self.in_call)
         """The operations of torch.distributed that this rank has issued."""
-        self.raised_errors = RaisedErrors()
         self.recorder_started = False
-        """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
+        """True if the rank has a thread that writes the record of its collectives (`group_state.start`)."""
         self.in_call = False
         """True while the rank runs the test's own code for the first time."""
         self.announce: Callable[[Announced], None]
@@ -96,11 +94,13 @@ class RankContext:
     @cached_property
     def torch_device(self) -> str:
         """torch's name of the first device of this rank; ``cpu`` if the rank has none."""
-        return self.torch_name(self.own_devices[0]) if self.own_devices else "cpu"
+        return self.torch_devices()[self.visible_devices.index(self.own_devices[0])] if self.own_devices else "cpu"
 
-    def torch_name(self, device: Device) -> str:
-        """Return torch's name of `device`, one of the visible devices."""
-        return self.torch_devices()[self.visible_devices.index(device)]
+    @cached_property
+    def accelerators(self) -> tuple[tuple[str, Device], ...]:
+        """The devices of this rank that are no parts of the CPU to torch, each with torch's name of it."""
+        names = dict(zip(self.visible_devices, self.torch_devices(), strict=False))
+        return tuple((names[device], device) for device in self.own_devices if not names[device].startswith("cpu"))
 
     @property
     def shared_directory(self) -> Path:

@@ -96,11 +96,8 @@ def empty_cache(context: RankContext, limit: float = 0.0) -> None:
     `limit` is a fraction of the rank's part of the device. If the size of the cache or of the device is unknown, the
     cache is emptied only without a limit.
     """
-    if "torch" not in sys.modules:
-        return
-    for device in context.own_devices:
-        name = context.torch_name(device)
-        module = memory_module(name)
+    for name, device in context.accelerators:
+        module = torch_devices.module_of(name)
         if not hasattr(module, "empty_cache") or not torch_devices.is_initialized(module):
             continue
         bound = limit * context.fraction(device) * (device.memory or inf) if limit else 0.0
@@ -119,30 +116,23 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
 
     Devices for which torch does not count are left out.
     """
-    sizes = {}
-    for device in context.own_devices:
-        name = context.torch_name(device)
-        module = memory_module(name)
-        if hasattr(module, "memory_allocated"):
-            sizes[name] = int(module.memory_allocated(name))
-    return sizes
+    modules = {name: torch_devices.module_of(name) for name, _ in context.accelerators}
+    return {name: int(one.memory_allocated(name)) for name, one in modules.items() if hasattr(one, "memory_allocated")}
 
 
 def reset_peak_memory(device: str) -> None:
     """Start measuring the peak of the allocated memory on `device`."""
-    module = memory_module(device)
+    module = _module_of(device)
     if hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: str) -> int | None:
     """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
-    module = memory_module(device)
+    module = _module_of(device)
     return int(module.max_memory_allocated(device)) if hasattr(module, "max_memory_allocated") else None
 
 
-def memory_module(device: str) -> Any:
+def _module_of(device: str) -> Any:
     """Return torch's module that counts the memory of a device; None for the CPU, and if torch has no such module."""
-    if device.startswith("cpu"):
-        return None
-    return torch_devices.module_of(device)
+    return None if device == "cpu" else torch_devices.module_of(device)

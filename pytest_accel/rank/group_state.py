@@ -1,28 +1,194 @@
-"""The process groups of a rank: their names, members, and numbers of collectives and messages.
+"""A rank's process groups, and torch's record of their collectives, which the rank writes to a file on a signal.
 
-Runs in ranks only.
+If a rank hangs, its main thread is in a native call, where Python signal handlers do not run. So a thread of the rank
+waits for the signal, which is blocked in all others. torch records collectives of every backend if
+`TORCH_FR_BUFFER_SIZE` is set before the first one (``torch/csrc/distributed/c10d/FlightRecorder.hpp``). It does not
+record `send` and `recv` of gloo, nor the ranks of a group, which are added here.
 """
 
 from __future__ import annotations
 
-from sys import modules
+import math
+from contextlib import suppress
+from os import getpid, uname
+from pathlib import Path
+from signal import sigwait
+from struct import error, unpack
+from sys import _current_frames, modules
+from threading import get_ident, get_native_id, main_thread
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from pytest_accel.compat import torch_api
-from pytest_accel.core.truncation import DEFAULT_GROUP
+from pytest_accel.core import threads
+from pytest_accel.core.clock import monotonic, wall_clock
+from pytest_accel.core.frames import place_of_main_thread
+from pytest_accel.core.record_events import CollectiveCall
+from pytest_accel.core.session_folder import rank_path
+from pytest_accel.core.signals import FLIGHT_SIGNAL
+from pytest_accel.core.truncation import DEFAULT_GROUP, recorded_group
+from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import GroupUse
+from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import is_readable
+from pytest_accel.rank.operations import Issued, counter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from pytest_accel.rank.context import RankContext
 
+VARIABLES = {"TORCH_FR_BUFFER_SIZE": "64"}
+"""torch's variable that enables the record. The value, the number of collectives to keep, is more than anyone reads."""
+_ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
+"""The parts of the backend configuration of a group that uses gloo for all devices."""
+_CALLS = {"x86_64": ("202", "232", "281"), "aarch64": ("98", "22")}
+"""The numbers of the system calls futex(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
+_FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
+"""Parts of the second argument of futex(2): FUTEX_PRIVATE_FLAG with FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
+_NOTHING: Issued = (lambda: None, None, None)
+_STORE = "pt_tcpstore_uv"
+"""Name of the thread that serves torch's store."""
 
-def all_groups() -> list[ProcessGroup]:
-    """Return this rank's process groups."""
-    dist = _distributed()
-    return [] if dist is None or not dist.is_initialized() else torch_api.groups()
+
+def start(context: RankContext) -> None:
+    """Start the thread that writes the record of collectives, unless it runs.
+
+    Call this just before the first process group is created, not earlier: a process with threads is unsafe to fork.
+    """
+    if not context.recorder_started:
+        context.recorder_started = True
+        if FLIGHT_SIGNAL is not None:
+            with suppress(threads.NoThreadError):  # Reports of hangs name no collectives then.
+                threads.start(_write_on_signal, "accel-flight", context, FLIGHT_SIGNAL)
+
+
+def _write_on_signal(context: RankContext, number: int) -> None:
+    path = rank_path(context.session.directory, context.spec.world, context.rank, "flight")
+    while True:
+        sigwait({number})
+        # An error here must not fail a test, and there is no way to report it. The record is missing then.
+        with suppress(Exception):
+            draft = Path(f"{path}.new")
+            draft.write_bytes(encode(_flight_record(context)))
+            draft.replace(path)
+
+
+def _flight_record(context: RankContext) -> FlightRecord:
+    """Return torch's record of this rank's collectives, and what this rank has issued and waits for.
+
+    These fields are empty if torch does not number the ranks as the world does, or records no collectives.
+    """
+    at = FlightRecord(place=place_of_main_thread(), finished=not context.in_test)
+    if not is_numbered_as_its_world(context):
+        return at
+    recorded = torch_api.flight_record()
+    if recorded is None:
+        return replace(at, unrecorded_by=torch_api.version())
+    import torch.distributed as dist
+
+    groups = {label(group): group for group in torch_api.groups()}
+    members = {name: tuple(dist.get_process_group_ranks(group)) for name, group in groups.items()}
+    ranks, name = tuple(range(context.spec.ranks)), context.awaited_exchange
+    wait = RankWait("exchange", "", context.exchanges[name], ranks, (name,)) if name else _operation(context)
+    return replace(
+        at,
+        entries=recorded.get("entries", []),
+        members={"": ranks, **members},
+        issued={
+            "": dict(context.exchanges),
+            **{name: context.operations.counts(group) for name, group in groups.items()},
+        },
+        wait=wait,
+        quiet=_quiet_time(context, wait),
+    )
+
+
+def _operation(context: RankContext) -> RankWait | None:
+    """Return the wait for a message or a collective of gloo; None if there is none."""
+    import torch.distributed as dist
+
+    work = context.operations.awaited
+    found, channel, number = context.operations.works.get(work, _NOTHING) if work is not None else _NOTHING
+    group = found()
+    if group is None or number is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
+        return None
+    name, members = label(group), tuple(dist.get_process_group_ranks(group))
+    if channel is None:
+        return RankWait("collective", name, number, members, (COLLECTIVES,))
+    receives, peer, tag = channel
+    own = dist.get_rank(group)
+    if receives:
+        peers = tuple(one for one in members if one != context.rank) if peer is None else (members[peer],)
+        return RankWait("receive", name, number, peers, (counter((False, own, tag)),), tag)
+    counters = counter((True, own, tag)), counter((True, None, tag))
+    return RankWait("send", name, number, (members[peer or 0],), counters, tag)
+
+
+def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
+    """Return the seconds for which this rank issues no operation unless another rank acts; 0 if that is unknown.
+
+    In the rank's main thread, only a wait for an operation has a limit that is known.
+    """
+    others = _current_frames().keys() - {main_thread().ident, get_ident()}
+    # Another thread with a Python frame may issue operations at any time. Messages of compiled code are not counted.
+    if others or torch_api.compiles_messages() or not has_own_default(context):
+        return 0.0
+    left_out, limit, store = {get_native_id()}, math.inf, context.store
+    if wait is None or wait.kind == "exchange":
+        left_out.add(getpid())  # In older Pythons, `native_id` of the main thread is wrong after a fork.
+        limit = store.timeout.total_seconds() if wait and store else limit  # type: ignore[attr-defined]
+    # Threads without a Python frame, such as those of a C library or of torch's RPC, may call Python when they wake.
+    threads = [one for one in Path("/proc/self/task").iterdir() if int(one.name) not in left_out]
+    return min([limit, *map(_sleeping_time, threads)])
+
+
+def _sleeping_time(thread: Path) -> float:
+    """Return the seconds after which the thread with this folder in ``/proc`` wakes if no other thread or rank acts.
+
+    The result is 0 if that is unknown. Threads of a process wait for each other in futex(2) with the flag for private
+    futexes; the fourth argument is the address of the time at which the wait ends, or 0.
+    """
+    try:
+        if (thread / "comm").read_text(encoding="utf-8").strip() == _STORE:
+            return math.inf
+        call, *given = (thread / "syscall").read_text(encoding="utf-8").split()
+        values = [int(one, 16) for one in given]
+        futex, *epoll = _CALLS.get(uname().machine, ("",))
+        # gloo's threads for connections, which have no name in older releases of torch, always wait in epoll_wait(2)
+        # for 64 events at most and 10 ms.
+        if call in epoll and values[2:4] == [64, 10]:
+            return math.inf
+        if call != futex or values[1] & _FLAGS != _WAIT_UNTIL:
+            return 0.0
+        if values[3] == 0:
+            return math.inf
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            memory.seek(values[3])
+            seconds, _ = unpack("qq", memory.read(16))
+        return float(seconds - (wall_clock() if values[1] & _WALL_CLOCK else monotonic()))
+    except (OSError, ValueError, error):
+        return 0.0  # For example, the thread has ended.
+
+
+def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]:
+    """Return the collectives issued by this rank between two times (`time.time`), if torch's record still has them."""
+    if not torch_api.groups():
+        return ()
+    record = torch_api.flight_record() or {}
+    found = (
+        CollectiveCall(
+            entry["profiling_name"],
+            entry["collective_seq_id"],
+            recorded_group(entry),
+            entry["time_created_ns"] / 1e9,
+            entry["time_discovered_completed_ns"] / 1e9,
+        )
+        for entry in record.get("entries", ())
+        if not entry["is_p2p"]
+    )
+    return tuple(one for one in found if start <= one.issued <= stop)
 
 
 def _distributed() -> Any:
@@ -38,12 +204,13 @@ def label(group: ProcessGroup) -> str:
     return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
 
 
-def labels() -> dict[str, str | None]:
-    """Return the label of each process group of this rank, by the group's name; None for a group of a device mesh.
+def labels(names: frozenset[str]) -> list[str | None]:
+    """Return the label of each existing process group with one of the `names`; None for a group of a device mesh.
 
     torch has no function to destroy the groups of a mesh.
     """
-    return {str(one.group_name): None if one.group_desc.startswith("mesh_") else label(one) for one in all_groups()}
+    groups = [group for group, name in torch_api.groups().items() if name in names] if names else []
+    return [None if group.group_desc.startswith("mesh_") else label(group) for group in groups]
 
 
 def uses(context: RankContext) -> dict[str, GroupUse]:
@@ -63,7 +230,7 @@ def uses(context: RankContext) -> dict[str, GroupUse]:
             issued.collectives(group),
             issued.messages(group) if counts_all else {},
         )
-        for group in all_groups()
+        for group in torch_api.groups()
     }
 
 

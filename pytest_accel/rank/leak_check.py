@@ -10,16 +10,34 @@ wrong.
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from gc import collect
+from os import getpid, waitid
 from pathlib import PurePath
+from threading import Thread, main_thread
+from threading import enumerate as living_threads
+from time import sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from pytest_accel.compat import torch_api
 from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
-from pytest_accel.core.truncation import DEFAULT_GROUP
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.processes import (
+    SHM_MANAGER,
+    children_of,
+    is_computing,
+    is_thread_computing,
+    resource_tracker_pid,
+)
+from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import allocated_memory, grown_memory
-from pytest_accel.rank.leftovers import Spawned, find, left_running
 
 if TYPE_CHECKING:
     import pytest
@@ -36,14 +54,45 @@ _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 
 
+_INTERVAL = 0.005
+"""Seconds between two looks at the processes and threads that may still end."""
+_GRACE = 40
+"""Number of looks in a row at which no process or thread computes, after which the test has left them running.
+
+The workers of an iterator or a thread at its last line need this time. It is counted in looks because on a busy machine
+they get no more of the processor than this process does.
+"""
+_LONGEST_GRACE = 5.0
+"""Seconds after which the test has left processes and threads running even if they compute."""
+_LIBRARIES = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "multiprocess.forkserver",
+    "multiprocess.resource_tracker",
+    "torch/_inductor/compile_worker",
+    "loky.backend.",  # joblib's reusable executor and its tracker; also matches `joblib.externals.loky`.
+    "wandb-core",
+    "debugpy",
+    SHM_MANAGER,
+)
+"""Texts in the command lines of processes that a library keeps until its process exits, and terminates itself."""
+_EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
+"""End of the path of the module with the function that workers of a `ThreadPoolExecutor` run."""
+_LOKY = "loky.process_executor"
+"""End of the name of the module with the threads of loky's reusable executor. They keep running with its processes."""
+
+
+Spawned = frozenset[int | Thread]
+"""Running child processes (by process id), and non-daemon threads, for which the interpreter would wait at exit."""
+
+
 class _Seen(NamedTuple):
-    """The state of the process at one moment. With ``accel_leaks = off``, the first three are empty."""
+    """The state of the process at one moment. With ``accel_leaks = off``, the first two are empty."""
 
     spawned: Spawned
     settings: process_state.State
-    memory: dict[str, int]
-    groups: dict[str, str | None]
-    """The labels of the process groups (`group_state.labels`)."""
+    groups: frozenset[str]
+    """The names of the process groups."""
     created: int
     """Number of groups that torch has created."""
     rpc: int
@@ -58,6 +107,8 @@ class LeakCheck:
         self._is_on = context.session.leaks != "off"
         self._before: _Seen | None = None
         """The state before the call of the test; None if its call has not begun."""
+        self._memory: dict[str, int] = {}
+        """The bytes that torch had allocated on each device before the call."""
         self._after: _Seen
         """The state after the call."""
         self._fixtures: list[Any] = []
@@ -68,6 +119,7 @@ class LeakCheck:
     def before_call(self) -> None:
         """Look at the process before the call of the test."""
         if self._before is None:  # A plugin may call a test more than once.
+            self._memory = allocated_memory(self._context) if self._is_on else {}
             self._before = self._look()
 
     def after_call(self, item: pytest.Item) -> None:
@@ -75,13 +127,12 @@ class LeakCheck:
         self._after = self._look()
         self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
 
-    def _look(self, *, settings: bool = True) -> _Seen:
-        context, grouped = self._context, self._context.spec.grouped
+    def _look(self) -> _Seen:
+        grouped = self._context.spec.grouped
         return _Seen(
             find() if self._is_on else frozenset(),
-            process_state.read() if self._is_on and settings else (),
-            allocated_memory(context) if self._is_on else {},
-            group_state.labels() if grouped else {},
+            process_state.read() if self._is_on else (),
+            frozenset(torch_api.groups().values()) if grouped else frozenset(),
             torch_api.created_groups() if grouped else 0,
             torch_api.rpc_initialisations(),
         )
@@ -91,44 +142,46 @@ class LeakCheck:
 
         `failed_work` is work on a device that has failed, after which the device is unusable for this process.
         """
-        context = self._context
         found: list[Leak] = []
         before, self._before = self._before, None
-        # To read the settings takes longer than all other looks, and most calls change none.
-        has_changed = before is not None and before.settings != self._after.settings
-        now, groups_by_test = self._look(settings=has_changed), 0
+        groups_by_test = 0
         if before is not None:
-            after = self._after
-            if has_changed:
-                found += process_state.restore(before.settings, after.settings, now.settings)
-            new = after.groups.keys() - before.groups.keys()
-            groups = [label for name, label in now.groups.items() if name in new]
-            self._left_groups += len(groups)
-            if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
-                found += left_running((after.spawned - before.spawned) & now.spawned)
-                # With a default process group in place, the next test could not make its own.
-                named = [] if context.keeps_groups else [label for label in groups if label is not None]
-                found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
-                if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
-                    found += grown_memory(context, before.memory)
-            if after.rpc != before.rpc and torch_api.rpc_is_running():
-                found.append(Leak(LeakKind.RPC, lasting=True))
-            if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
-                groups_by_test = after.created - before.created
+            found = self._leaks(before, self._after, may_use_devices=failed_work is None)
+            if group_state.has_own_default(self._context):  # Otherwise, torch has begun to count again.
+                groups_by_test = self._after.created - before.created
         return Finished(
             leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
             device_error="" if failed_work is None else str(failed_work),
             groups_by_test=groups_by_test,
-            doubt=self._doubt(now),
+            doubt=self._doubt(),
         )
 
-    def _doubt(self, now: _Seen) -> str:
+    def _leaks(self, before: _Seen, after: _Seen, *, may_use_devices: bool) -> list[Leak]:
+        """Return what is new since `before`, was there in `after`, and is still there; look only for what may be."""
+        found: list[Leak] = []
+        if before.settings != after.settings:
+            found += process_state.restore(before.settings, after.settings)
+        groups = group_state.labels(after.groups - before.groups)
+        self._left_groups += len(groups)
+        if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
+            if spawned := after.spawned - before.spawned:
+                found += left_running(spawned & find())
+            # With a default process group in place, the next test could not make its own.
+            named = [] if self._context.keeps_groups else [label for label in groups if label is not None]
+            found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
+            if self._is_on and may_use_devices:  # torch cannot free all memory of an unusable device.
+                found += grown_memory(self._context, self._memory)
+        if after.rpc != before.rpc and torch_api.rpc_is_running():
+            found.append(Leak(LeakKind.RPC, lasting=True))
+        return found
+
+    def _doubt(self) -> str:
         """Return why the rank should not run another test, although this test has left nothing; empty if it may."""
         context = self._context
         if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
             return "the test destroyed or replaced the world's default process group"
-        if now.rpc > 0 and not torch_api.rpc_is_running():
+        if torch_api.rpc_initialisations() and not torch_api.rpc_is_running():
             return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
         if self._left_groups > _MOST_GROUPS:
             return f"tests have left more than {_MOST_GROUPS} process groups"
@@ -145,3 +198,73 @@ def _may_keep(fixture: Any) -> bool:
     if result is None or is_fixture_of_tool(fixture):
         return False
     return result[0] is not None and not isinstance(result[0], _PLAIN)
+
+
+def find() -> Spawned:
+    """Return the running children and non-daemon threads of this process.
+
+    On Linux, the children include orphaned descendants, because a rank is a subreaper.
+    """
+    me = main_thread()
+    return _children().union(thread for thread in living_threads() if not thread.daemon and thread is not me)
+
+
+def _children() -> frozenset[int]:
+    try:
+        waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return frozenset()  # The usual case, for which waitid() is the cheapest check.
+    return children_of(getpid())
+
+
+def left_running(spawned: Spawned) -> list[Leak]:
+    """Return a leak for each of the processes and threads that does not end by itself soon.
+
+    Processes with a text of `_LIBRARIES` in their command lines, and idle threads of executors, are left out.
+    """
+    if not spawned:
+        return []
+    collect()
+    deadline = monotonic() + _LONGEST_GRACE
+    idle = 0
+    while True:
+        children = _running(one for one in spawned if isinstance(one, int))
+        threads = [one for one in spawned if isinstance(one, Thread) and one.is_alive() and not _may_stay(one)]
+        if not (children or threads) or idle == _GRACE or monotonic() > deadline:
+            break
+        computing = any(map(_is_tree_computing, children)) or any(
+            is_thread_computing(one.native_id or 0) for one in threads
+        )
+        idle = 0 if computing else idle + 1
+        sleep(_INTERVAL)
+    return [
+        *(Leak(LeakKind.PROCESS, cut_end(words, 80), number=pid) for pid, words in children.items()),
+        *(Leak(LeakKind.THREAD, thread.name) for thread in threads),
+    ]
+
+
+def _running(pids: Iterable[int]) -> dict[int, str]:
+    """Return the command lines of the running processes of `pids` that no library keeps."""
+    found = {}
+    for pid in sorted(pids):
+        with suppress(psutil.Error):
+            child = psutil.Process(pid)
+            words = " ".join(child.cmdline()) or child.name()
+            is_of_library = pid == resource_tracker_pid() or any(text in words for text in _LIBRARIES)
+            if child.status() != psutil.STATUS_ZOMBIE and not is_of_library:
+                found[pid] = words
+    return found
+
+
+def _is_tree_computing(pid: int) -> bool:
+    """Return whether the process or a descendant, for which it may wait, computes."""
+    return is_computing(pid) or any(map(_is_tree_computing, children_of(pid)))
+
+
+def _may_stay(thread: Thread) -> bool:
+    """Return whether `thread` cannot disturb the next test: loky's, or an executor's worker that waits for work."""
+    if type(thread).__module__.endswith(_LOKY):
+        return True
+    frame = sys._current_frames().get(thread.ident or 0)
+    code = frame.f_code if frame is not None else None
+    return code is not None and code.co_name == "_worker" and code.co_filename.endswith(_EXECUTOR)

@@ -24,12 +24,11 @@ from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.messages.world_spec import Role, worker_environment
-from pytest_accel.rank import coverage, rank_environment, rank_plugin, torch_devices
-from pytest_accel.rank.async_tasks import write_stacks
+from pytest_accel.rank import coverage, process_group, rank_plugin, torch_devices
+from pytest_accel.rank.collector import LateVariables
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.last_place import LastPlace
-from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.rank_output import RankOutput
+from pytest_accel.rank.stack_file import LastPlace, write_stacks
 
 
 class _RankStart:
@@ -84,7 +83,9 @@ def run(session: SessionSpec, role: Role) -> int:
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
-    rank_environment.reseed()
+    # With the same key, a rank could connect to other ranks' managers of `multiprocessing` without having their keys.
+    process.current_process().authkey = os.urandom(32)
+    torch_devices.reseed()
     start = _RankStart(session, role)
     code = pytest.main(start.args, plugins=[start])
     log.step("its pytest session has ended with status %d", code)
@@ -136,7 +137,7 @@ def _set_environment(context: RankContext, port: int | None) -> None:
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
     if spec.grouped:
         assert port is not None
-        changes |= rank_environment.environment(spec, rank, port)
+        changes |= process_group.environment(spec, rank, port)
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # As torchrun: ranks must not overload the machine.
     changes |= worker_environment(spec.workers[rank])

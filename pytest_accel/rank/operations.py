@@ -31,10 +31,10 @@ from msgspec import structs
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.truncation import first_line
 from pytest_accel.messages.flight_record import COLLECTIVES
 from pytest_accel.messages.rank_messages import Channel, UnawaitedCollective
-from pytest_accel.rank.last_place import LastPlace
-from pytest_accel.rank.raised_errors import first_line
+from pytest_accel.rank.stack_file import LastPlace
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType

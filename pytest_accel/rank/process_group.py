@@ -1,4 +1,4 @@
-"""A rank's store and default process group, and the rendezvous of the process groups that tests create.
+"""A rank's store and default process group, their variables, and the rendezvous of the groups that tests create.
 
 Runs in ranks only, where torch may be imported.
 """
@@ -18,12 +18,12 @@ import psutil
 
 from pytest_accel import features
 from pytest_accel.compat import torch_api
+from pytest_accel.core.launcher_env import OWN_RUN
 from pytest_accel.core.log import step
 from pytest_accel.core.session_folder import store_folder
 from pytest_accel.core.world_key import backend_names
-from pytest_accel.messages.world_spec import LOOPBACK, Role, host_of
-from pytest_accel.rank import flight_recorder, torch_devices
-from pytest_accel.rank.rank_environment import AGENT_STORE
+from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of, loopback_interface
+from pytest_accel.rank import group_state, torch_devices
 from pytest_accel.rank.signed_store import FolderStore, SignedStore
 from pytest_accel.rank.torch_devices import MISSING_TORCH
 
@@ -41,6 +41,10 @@ _END_TIMEOUT = timedelta(seconds=4)
 
 It ends well before the stacks of a retiring world are taken, so that they show the code that keeps rank 0 afterwards.
 """
+
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""The variable that tells torch, as under torchrun, that a store already listens at `MASTER_PORT`."""
 
 
 class BackendError(Exception):
@@ -85,7 +89,7 @@ def prepare(context: RankContext, role: Role) -> None:
     _use_world_store(context, port)
     _let_children_serve()
     if backend is not None:
-        flight_recorder.start(context)
+        group_state.start(context)
         group_store = fake_store or dist.PrefixStore("world", store)
         dist.init_process_group(
             backend, store=group_store, rank=rank, world_size=spec.key.group_size, timeout=GROUP_TIMEOUT
@@ -130,7 +134,7 @@ def _use_world_store(context: RankContext, port: int) -> None:
         # If rank 0 served a store at the address, two worlds could not use the address at the same time, and a rank
         # that creates its next group before rank 0 has destroyed the previous group would read the old group's keys.
         # So each group has its own keys in the world's store: by port, size and number of the group at this port.
-        flight_recorder.start(context)
+        group_state.start(context)
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
         # Some ranks at a loopback address are a group on each machine.
         machine = (
@@ -245,3 +249,96 @@ def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ..
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(torch.device(context.torch_device).type, shape, mesh_dim_names=names)
+
+
+def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
+    """Return the variables of `identity`, and the variables that only the process group needs."""
+    return {
+        **identity(spec, rank, port),
+        **{name: os.environ.get(name, value) for name, value in group_state.VARIABLES.items()},
+        # Without it, gloo looks up the host's name, which fails or blocks on machines without a working resolver.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(spec, rank),
+    }
+
+
+def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
+    """Return the variables that ``env://`` and torchrun define."""
+    size = str(spec.key.group_size)
+    neighbours = spec.neighbours(rank)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": size,
+        # If each rank has its own mask, its device is number 0, as under torchrun's --virtual-local-rank.
+        "LOCAL_RANK": "0" if spec.key.visible == "rank" else str(neighbours.index(rank)),
+        "LOCAL_WORLD_SIZE": size if spec.key.fake_size is not None else str(len(neighbours)),
+        "GROUP_RANK": str(spec.machine_rank(rank)),
+        "GROUP_WORLD_SIZE": str(spec.machine_count),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": host_of(spec),
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
+        AGENT_STORE: "True",
+    }
+
+
+def _interface_of(spec: WorldSpec, rank: int) -> str | None:
+    """Return the network interface that has the address of `rank`; None if this machine has no such interface."""
+    address = spec.addresses[rank] if spec.addresses else LOOPBACK
+    if address == LOOPBACK:
+        return loopback_interface()
+    for name, known in psutil.net_if_addrs().items():
+        # A link-local address has its interface as a suffix after "%".
+        if any(one.address.partition("%")[0] == address for one in known):
+            return name
+    return None
+
+
+class Gathering:
+    """This rank's side of an exchange. All ranks make the same calls in a test; the next test starts anew."""
+
+    def __init__(self, context: RankContext, name: str) -> None:
+        """`name` distinguishes the exchange from others, also in reports of ranks that wait in it."""
+        self._context, self._name = context, name
+        self._unread: list[str] = []
+        """Names of this rank's values that other ranks may not have read."""
+
+    @property
+    def _store(self) -> SignedStore:
+        assert self._context.signed_store is not None  # Made before the first test.
+        return self._context.signed_store
+
+    def put(self, value: bytes) -> list[str]:
+        """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
+        context, calls = self._context, self._context.exchanges
+        calls[self._name] += 1
+        if calls[self._name] == 1:  # All ranks have finished the last test, so they have read its values.
+            self._delete(self._unread)
+        names = [f"{self._name}/{context.tests}/{calls[self._name]}/{rank}" for rank in range(context.spec.ranks)]
+        self._store.set(names[context.rank], value)
+        self._unread.append(names[context.rank])
+        return names
+
+    def _delete(self, names: list[str]) -> None:
+        for name in names:
+            self._store.delete(name)
+        names.clear()
+
+    def __call__(self, value: bytes) -> list[bytes]:
+        """Return the values of all ranks, ordered by rank."""
+        __tracebackhide__ = True
+        names, values = self.put(value), []
+        self._context.awaited_exchange = self._name
+        try:
+            for name in names:  # A comprehension would be a frame of the traceback.
+                values.append(self._store.get(name))
+        finally:
+            self._context.awaited_exchange = None
+        # All ranks have reached this call, so all have read the values of the calls before it.
+        own = self._unread.pop()
+        self._delete(self._unread)
+        self._unread.append(own)
+        return values

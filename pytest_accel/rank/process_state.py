@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from _signal import getsignal  # type: ignore[import-not-found]  # The public function makes members of enums.
 from collections.abc import Callable, Iterator, Mapping
 from linecache import getlines
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask
-from signal import ITIMER_REAL, Signals, getitimer, getsignal, setitimer, signal
+from signal import ITIMER_REAL, Signals, getitimer, setitimer, signal
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -17,14 +18,17 @@ from pytest_accel.compat.pytest_shims import raw_environment
 from pytest_accel.core.frames import is_library
 from pytest_accel.messages.rank_messages import Leak, LeakKind
 
-_SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM")
+_SIGNALS = {
+    name: Signals[name]
+    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM")
+}
 """The signals that suites handle. A look at all 64 takes six times as long, in each test."""
 _ALARM = "the alarm timer"
 _PATH = "sys.path"
 _ON = "on"
 
-_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
-"""The functions that read a setting and put it back. The second raises an error if that is not possible."""
+_TorchSetting = tuple[Callable[[Any], Any], Callable[[Any, Any], object]]
+"""The functions that read a setting of the module torch and put it back."""
 
 
 class _Kind(NamedTuple):
@@ -58,22 +62,7 @@ def _put_path(path: tuple[str, ...]) -> None:
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path and is_library(f"{entry}/"))]
 
 
-def _torch() -> Any:
-    return sys.modules["torch"]
-
-
-def _attribute(owner: str, name: str) -> _Setting:
-    """Return a setting that is the attribute `name` of a module of torch."""
-    find = attrgetter(owner)
-    return lambda: getattr(find(_torch()), name), lambda value: setattr(find(_torch()), name, value)
-
-
-def _functions(get: str, put: str) -> _Setting:
-    """Return a setting with the functions of torch that have these names."""
-    return lambda: getattr(_torch(), get)(), lambda value: getattr(_torch(), put)(value)
-
-
-_SETTINGS: dict[str, _Setting] = {
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the working directory": (_folder, chdir),
     "the umask": (_umask, umask),
     _PATH: (lambda: tuple(sys.path), _put_path),
@@ -84,36 +73,60 @@ _SETTINGS: dict[str, _Setting] = {
     "the user (real and effective id)": (lambda: f"{getuid()} and {geteuid()}", _cannot),
     "the group (real and effective id)": (lambda: f"{getgid()} and {getegid()}", _cannot),
     "the supplementary groups": (lambda: str(sorted(getgroups())), _cannot),
-    "torch's default dtype": _functions("get_default_dtype", "set_default_dtype"),
+}
+"""The functions that read a setting and put it back, by name. The second raises an error if that is not possible."""
+
+
+def _function(get: str, put: str) -> _TorchSetting:
+    """Return a setting with the functions of torch that have these names."""
+    return methodcaller(get), lambda torch, value: getattr(torch, put)(value)
+
+
+def _attribute(owner: str, name: str) -> _TorchSetting:
+    """Return a setting that is the attribute `name` of a module of torch."""
+    find = attrgetter(owner)
+    return attrgetter(f"{owner}.{name}"), lambda torch, value: setattr(find(torch), name, value)
+
+
+_TORCH_SETTINGS: dict[str, _TorchSetting] = {
+    "torch's default dtype": _function("get_default_dtype", "set_default_dtype"),
     # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
     "torch's default device": (
-        lambda: torch_api.default_device(_torch()),
-        lambda value: _torch().set_default_device(None if str(value) == "cpu" else value),
+        torch_api.default_device,
+        lambda torch, value: torch.set_default_device(None if str(value) == "cpu" else value),
     ),
-    "torch's grad mode": _functions("is_grad_enabled", "set_grad_enabled"),
+    "torch's grad mode": _function("is_grad_enabled", "set_grad_enabled"),
     # 0: off, 1: warns, 2: raises (torch.set_deterministic_debug_mode).
-    "torch.use_deterministic_algorithms": _functions("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
+    "torch.use_deterministic_algorithms": _function("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
     "torch.backends.cudnn.deterministic": _attribute("backends.cudnn", "deterministic"),
     "torch.backends.cudnn.benchmark": _attribute("backends.cudnn", "benchmark"),
     "torch.backends.cudnn.allow_tf32": _attribute("backends.cudnn", "allow_tf32"),
-    "torch's number of threads": _functions("get_num_threads", "set_num_threads"),
+    "torch's number of threads": _function("get_num_threads", "set_num_threads"),
     # Since torch 2.9. They come before the precision, which cannot be read while they contradict it.
     "torch.backends.fp32_precision": _attribute("backends", "fp32_precision"),
     "torch.backends.cuda.matmul.fp32_precision": _attribute("backends.cuda.matmul", "fp32_precision"),
-    "torch's float32 matmul precision": _functions("get_float32_matmul_precision", "set_float32_matmul_precision"),
+    "torch's float32 matmul precision": _function("get_float32_matmul_precision", "set_float32_matmul_precision"),
 }
-"""Settings by name. Many suites choose torch's deterministic algorithms in a test and never reset them."""
+"""torch's settings by name. Many suites choose deterministic algorithms in a test and never reset them.
+
+These are read twice in each test, so without a Python frame for each: `operator` calls torch's functions.
+"""
 
 
-def _read_settings() -> dict[str, object]:
-    """Return the values of the settings in the table that can be read; torch's cannot before torch is imported."""
+def _read(settings: Mapping[str, tuple[Callable[..., Any], object]], *owner: object) -> dict[str, object]:
+    """Return the values of the `settings` that can be read: older releases of torch lack some."""
     found: dict[str, object] = {}
-    for name, (get, _) in _SETTINGS.items():
+    for name, (get, _) in settings.items():
         try:
-            found[name] = get()
-        except (AttributeError, KeyError, RuntimeError):
+            found[name] = get(*owner)
+        except (AttributeError, RuntimeError):
             continue
     return found
+
+
+def _read_torch_settings() -> dict[str, object]:
+    torch = sys.modules.get("torch")
+    return {} if torch is None else _read(_TORCH_SETTINGS, torch)
 
 
 def _set_variable(name: bytes, value: bytes | None) -> None:
@@ -124,7 +137,7 @@ def _set_variable(name: bytes, value: bytes | None) -> None:
 
 
 def _handlers() -> Mapping[str, Any]:
-    return {name: getsignal(Signals[name]) for name in _SIGNALS}
+    return {name: getsignal(number) for name, number in _SIGNALS.items()}
 
 
 def _distributed() -> Mapping[str, Any]:
@@ -134,10 +147,11 @@ def _distributed() -> Mapping[str, Any]:
 
 
 _KINDS = (
-    _Kind("{}", _read_settings, lambda name, old: _SETTINGS[name][1](old)),
+    _Kind("{}", lambda: _read(_SETTINGS), lambda name, old: _SETTINGS[name][1](old)),
+    _Kind("{}", _read_torch_settings, lambda name, old: _TORCH_SETTINGS[name][1](sys.modules["torch"], old)),
     _Kind("the environment variable {}", raw_environment, _set_variable),
-    _Kind("the handler of {}", _handlers, lambda name, old: signal(Signals[name], old)),
-    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(_torch().distributed, name, old)),
+    _Kind("the handler of {}", _handlers, lambda name, old: signal(_SIGNALS[name], old)),
+    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(sys.modules["torch.distributed"], name, old)),
 )
 
 State = tuple[Mapping[Any, Any], ...]
@@ -149,17 +163,17 @@ def read() -> State:
     return tuple(kind.read() for kind in _KINDS)
 
 
-def restore(before: State, after: State, now: State) -> Iterator[Leak]:
+def restore(before: State, after: State) -> Iterator[Leak]:
     """Put back the settings that differ in `before` and `after`, and yield a leak for each.
 
     A leak lasts if its setting cannot be put back.
     """
-    for kind, old, new, current in zip(_KINDS, before, after, now, strict=True):
+    for kind, old, new, current in zip(_KINDS, before, after, read(), strict=True):
         if old == new:
             continue
         for name in sorted({*old, *new}, key=str):
             was, became = old.get(name), new.get(name)
-            # If a setting has changed again until `now`, a fixture has restored it.
+            # If a setting has changed again since `after`, a fixture has restored it.
             if was == became or current.get(name) != became or _is_no_leak(kind, name, was, became):
                 continue
             try:
@@ -181,7 +195,7 @@ def _is_no_leak(kind: _Kind, name: Any, was: Any, became: Any) -> bool:
     if kind.read is _distributed:
         # A submodule or a counter may change. A function that the suite has patched is a leak.
         return not isinstance(was, FunctionType) or _is_of_library(became)
-    if was is None and kind.read is _read_settings:  # torch has been imported by the test.
+    if was is None and kind.read is _read_torch_settings:  # torch has been imported by the test.
         return True
     if name == _PATH:
         return _without_libraries(was) == _without_libraries(became)

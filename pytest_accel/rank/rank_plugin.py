@@ -6,9 +6,10 @@ and assertion rewriting work as usual.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, wraps
 from os import W_OK, access, chdir, devnull
 from os.path import dirname
 from socket import socket
@@ -21,18 +22,17 @@ from pytest_accel.compat.pytest_shims import attach_log_handlers_directly
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.log import step
+from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
-from pytest_accel.messages.world_spec import Role
+from pytest_accel.messages.world_spec import WORKER_VARIABLES, Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
-from pytest_accel.rank.collector import RankCollector
+from pytest_accel.rank.collector import LateVariables, RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
-from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.link_to_driver import LinkToDriver
-from pytest_accel.rank.main_process_plugins import MainProcessPlugins
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
 from pytest_accel.rank.runner import TestRunner
@@ -238,3 +238,54 @@ class RankPlugin:
                     self._runner.run(session, driver, request)
             finally:
                 self.context.in_test = False
+
+
+_PACKAGES = frozenset(
+    {
+        "inline_snapshot",  # Compares no snapshots.
+        "pytest_bdd",  # Collects no steps for cucumber's report.
+        "pytest_benchmark",  # Measures nothing.
+        "pytest_jsonreport",  # Collects no metadata.
+        "pytest_mpl",  # Expects the folder of the results.
+        "pytest_mypy",  # Expects its settings.
+        "pytest_randomly",  # Expects the seed, which is an option of ranks.
+        "pytest_reportportal",  # Expects its service.
+        "random_order",  # Expects the seed.
+    }
+)
+"""Packages of the plugins, each with what it does in a worker."""
+_HOOKS = ("pytest_configure", "pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
+_ATTRIBUTES = ("workerinput", "workeroutput")
+
+
+class MainProcessPlugins:
+    """Hides from these plugins, in the hooks of a session's start and end, that the process is like a worker."""
+
+    def __init__(self) -> None:
+        self._config: pytest.Config | None = None
+
+    def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
+        if package_of(plugin) not in _PACKAGES:
+            return
+        for caller in manager.get_hookcallers(plugin) or ():
+            for implementation in caller.get_hookimpls() if caller.name in _HOOKS else ():
+                if implementation.plugin is plugin:
+                    implementation.function = self._hiding(implementation.function)  # type: ignore[misc]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def _hiding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: object) -> object:
+            attributes = vars(self._config)
+            variables = {name: os.environ.pop(name) for name in WORKER_VARIABLES if name in os.environ}
+            values = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
+            try:
+                return function(*args)
+            finally:
+                os.environ.update(variables)
+                attributes.update(values)
+
+        return call

@@ -39,7 +39,7 @@ from pytest_accel.messages.rank_messages import (
     When,
 )
 from pytest_accel.messages.serialization import sketch_warning
-from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
+from pytest_accel.rank import device_memory, group_state, torch_devices
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
@@ -98,6 +98,8 @@ class TestRunner:
         self._reports = reports
         self._output = output
         self._is_prepared = is_prepared
+        self._raised: set[str] = set()
+        """The first lines of the errors of devices that torch has raised in the running test."""
         context.announce = self.announce
         self._begun: NodeRef | None = None
         """The test for which `collect` has begun the output; None once a test has begun."""
@@ -180,7 +182,8 @@ class TestRunner:
         except Exception:
             driver.send(CannotRun(format_exc()))
             return
-        self._context.raised_errors.begin()
+        self._raised.clear()
+        torch_devices.record_errors(self._raised)
         test.item = item
         session.items, session.testscollected = [item], 1
         forget_sections(item)  # The item has run before in a rerun, or if it is several tests of the driver.
@@ -227,7 +230,7 @@ class TestRunner:
         """Send the result of a test that has run."""
         context = self._context
         try:
-            failed_work = torch_devices.failed_work(context)
+            failed_work = torch_devices.failed_work(context, self._raised)
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
             finished = self._leak_check.end(failed_work)
@@ -330,7 +333,7 @@ class TestRunner:
     def _wait_for_devices(self) -> None:
         """Wait for the work on the rank's devices; raise RuntimeError for an error that the test has not seen."""
         __tracebackhide__ = True
-        failed = torch_devices.failed_work(self._context)
+        failed = torch_devices.failed_work(self._context, self._raised)
         if failed is None or failed.seen:
             return
         error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
@@ -390,4 +393,4 @@ class TestRunner:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""
         if not self._records or "torch.distributed" not in sys.modules:
             return ()
-        return flight_recorder.collectives_between(report.start, report.stop)
+        return group_state.collectives_between(report.start, report.stop)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_accel.compat import torch_api
 from pytest_accel.core.device import MaskError
-from pytest_accel.rank.raised_errors import first_line
+from pytest_accel.core.truncation import first_line
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_accel.rank.context import RankContext
-
 
 MISSING_TORCH = f"torch, which is not installed in {sys.prefix}"
 """The end of a sentence on what cannot be done without torch."""
@@ -74,18 +74,28 @@ def limit_threads() -> None:
         installed_torch().set_num_threads(int(threads))
 
 
+def reseed() -> None:
+    """Give this process random states of its own, as a new interpreter has; ranks are forked with the same states.
+
+    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+
+
 def limit_memory(context: RankContext) -> None:
     """Limit this rank's memory on each of its devices to its share, for the types of devices for which torch can."""
     torch = installed_torch()
     if torch is None:
         return
-    for device in context.own_devices:
-        name = torch.device(context.torch_name(device))
-        limit = getattr(module_of(str(name)), "set_per_process_memory_fraction", None)
+    for name, device in context.accelerators:
+        limit = getattr(module_of(name), "set_per_process_memory_fraction", None)
         if limit is not None:
             fraction = context.fraction(device)
             # mps has only one device, so its function does not take a device.
-            limit(fraction) if name.type == "mps" else limit(fraction, name)
+            limit(fraction) if name == "mps" else limit(fraction, torch.device(name))
 
 
 def torch_devices(names: Sequence[str]) -> list[torch.device]:
@@ -95,8 +105,10 @@ def torch_devices(names: Sequence[str]) -> list[torch.device]:
     return [torch.device(name) for name in names]
 
 
-def failed_work(context: RankContext) -> FailedWork | None:
+def failed_work(context: RankContext, raised: set[str]) -> FailedWork | None:
     """Wait for all work on this rank's devices; return work that has failed, or None.
+
+    `raised` has the first lines of the errors that torch has raised in the test (`record_errors`).
 
     The next call that waits for a device raises an error of earlier work, such as an index out of bounds in a kernel.
     Without this wait, that call may be in another test.
@@ -106,34 +118,25 @@ def failed_work(context: RankContext) -> FailedWork | None:
     error.
     """
     found: FailedWork | None = None
-    with context.raised_errors.paused():
-        for device in context.own_devices:
-            name = context.torch_name(device)
-            if name.startswith("cpu"):
-                break
-            module = module_of(name)
-            # Do not initialise a runtime that the test has not used.
-            if is_initialized(module) and hasattr(module, "synchronize"):
-                error = _failed_work(module, name)
-                # If several devices have errors, report an error that the test has not seen.
-                if error is not None and (found is None or found.seen):
-                    found = FailedWork(name, error, context.raised_errors.has(error))
+    seen = raised.copy()  # The wait itself raises the errors again.
+    for name, _ in context.accelerators:
+        module = module_of(name)
+        # Do not initialise a runtime that the test has not used.
+        if not (is_initialized(module) and hasattr(module, "synchronize")):
+            continue
+        try:
+            # mps has only one device, so its function takes no argument.
+            module.synchronize() if name == "mps" else module.synchronize(name)
+        except RuntimeError as error:
+            # If several devices have errors, report an error that the test has not seen.
+            if found is None or found.seen:
+                found = FailedWork(name, error, first_line(error) in seen)
     return found
 
 
 def is_initialized(module: Any) -> bool:
     """Return whether this process has used the runtime of torch's `module` for a type of devices, or may have."""
     return bool(getattr(module, "is_initialized", lambda: True)())
-
-
-def _failed_work(module: Any, name: str) -> RuntimeError | None:
-    """Wait for all work on the device `name` of torch's `module`; return the error of work that has failed, or None."""
-    try:
-        # mps has only one device, so its function takes no argument.
-        module.synchronize() if name == "mps" else module.synchronize(name)
-    except RuntimeError as error:
-        return error
-    return None
 
 
 def module_of(device: str) -> Any:
@@ -156,3 +159,26 @@ def installed_torch() -> Any:
 def is_missing(error: BaseException) -> bool:
     """Return whether `error` says that torch is not installed."""
     return isinstance(error, ModuleNotFoundError) and error.name == "torch"
+
+
+def record_errors(raised: set[str]) -> None:
+    """Add to `raised` the first line of each error of a device that torch raises from now on; no-op if torch has none.
+
+    torch makes an object of one class (`torch_api.accelerator_error`) for each error that the runtime of a device
+    reports, in whichever function the error shows. So a recording `__init__` of this class sees all errors, also if the
+    test has caught them, and costs nothing while there is no error. Tracing all exceptions would slow every test down,
+    and an exception that `pytest.raises` has caught cannot be found later: it is gone.
+
+    Errors that torch raises as a plain RuntimeError, such as cuBLAS's and all in older releases, are not recorded.
+    """
+    kind: Any = torch_api.accelerator_error(sys.modules.get("torch"))
+    if kind is None or hasattr(kind.__init__, "__wrapped__"):
+        return
+    original: Callable[..., None] = kind.__init__
+
+    @wraps(original)
+    def init(instance: BaseException, *args: object, **named: object) -> None:
+        original(instance, *args, **named)
+        raised.update(map(first_line, args[:1]))
+
+    kind.__init__ = init

@@ -21,7 +21,7 @@ CRASH = f"""Fatal Python error: Segmentation fault
 
 Thread 0x00007f02 (most recent call first):
   File "/usr/lib/python3.11/signal.py", line 82 in sigwait
-  File "{PACKAGE}rank/flight_recorder.py", line 46 in _write_on_signal
+  File "{PACKAGE}rank/group_state.py", line 46 in _write_on_signal
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Current thread 0x00007f01 (most recent call first):

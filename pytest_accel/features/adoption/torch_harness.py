@@ -26,8 +26,8 @@ from unittest import mock
 import pytest
 
 from pytest_accel.features.adoption.suite_adoption import CONTINUOUS, HARNESS, PROCESSES, UNSET, harness_of
-from pytest_accel.rank import flight_recorder, rank_environment
-from pytest_accel.rank.gathering import Gathering
+from pytest_accel.rank import group_state, process_group
+from pytest_accel.rank.process_group import Gathering
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -38,7 +38,7 @@ class HarnessInRank:
 
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        self._identity = rank_environment.identity(context.spec, context.rank, port=0).keys()
+        self._identity = process_group.identity(context.spec, context.rank, port=0).keys()
         """Names of the variables that identify the rank. torch passes the rank to the test case only."""
         self.original, self.exchange = dict(os.environ), Gathering(context, "adopted")
         self._harness: Any = None
@@ -127,7 +127,7 @@ class _Child:
         changes = {name: value for name, value in environment.items() if harness.original.get(name) != value}
         self.file_name, changes = json.loads(harness.exchange(json.dumps([file_name, changes]).encode())[0])
         self._environment = {**environment, **changes}
-        flight_recorder.start(harness.context)
+        group_state.start(harness.context)
 
     def run(self, function: Callable[..., object], *args: object, **options: object) -> None:
         """Call a function of torch's child process; raise a skip or an error for its exit status."""

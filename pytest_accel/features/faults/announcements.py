@@ -18,7 +18,7 @@ from msgspec import json
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.features.faults.injection import Fault, watch
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExpectedEnd
-from pytest_accel.rank.gathering import Gathering
+from pytest_accel.rank.process_group import Gathering
 from pytest_accel.verdict.expected_ends import leave_nobody
 from pytest_accel.verdict.sentences import no_agreement
 

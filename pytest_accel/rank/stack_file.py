@@ -1,16 +1,21 @@
-"""The stacks of asyncio's tasks: the code of an async test that waits is on no thread's stack."""
+"""The last collective and the stacks of asyncio's tasks, in the file to which faulthandler writes a rank's stacks.
+
+The code of an async test that waits is on no thread's stack.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from mmap import mmap
 from os import write
 from signal import siginterrupt
 from sys import modules
-from types import FrameType
+from types import CodeType, FrameType
 from typing import IO, Any
 
 from pytest_accel.core.frames import is_library
+from pytest_accel.core.session_folder import LAST_PLACE_SIZE
 
 _KINDS = (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await"))
 """The prefixes of attributes of coroutines, generators and async generators, and the attribute for what they await."""
@@ -50,3 +55,26 @@ def _frames(awaited: object) -> Iterator[FrameType]:
             return
         yield frame
         awaited = getattr(awaited, following)
+
+
+class LastPlace:
+    """The first bytes of the rank's file of stacks, mapped into memory: they outlive a process that SIGKILL ends.
+
+    A rank that runs out of memory is killed without a stack. With this, its report says how far it had come.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        """`file` is empty; what is written to it later follows the place."""
+        file.truncate(LAST_PLACE_SIZE)
+        file.seek(LAST_PLACE_SIZE)
+        self._bytes = mmap(file.fileno(), LAST_PLACE_SIZE)
+
+    def set(self, code: CodeType, line: int) -> None:
+        """Set the place to the `line` of `code`, in the format of `python_stacks`."""
+        text = f'Thread 0x0:\n  File "{code.co_filename}", line {line} in {code.co_name}\n\0'.encode()
+        with suppress(IndexError):  # The path is too long.
+            self._bytes[: len(text)] = text
+
+    def clear(self) -> None:
+        """Forget the place, at the start of a test."""
+        self._bytes[0] = 0
