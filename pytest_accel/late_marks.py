@@ -9,7 +9,7 @@ import pytest
 
 from pytest_accel.core.marks import MarkFinder, Marks, mark_text
 from pytest_accel.core.stash_keys import MARKED, OWNERS
-from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict import phase_verdict
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
@@ -26,7 +26,7 @@ def check(item: pytest.Item) -> None:
         return
     fail_expected(item.config)
     path, line, _ = item.location
-    raise remote_exceptions.not_run(f"{path}:{(line or 0) + 1}: {'; '.join(_changes(planned, present))}")
+    raise phase_verdict.not_run(f"{path}:{(line or 0) + 1}: {'; '.join(_changes(planned, present))}")
 
 
 def fail_expected(config: pytest.Config) -> None:
@@ -62,9 +62,9 @@ class _Reports:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        if not remote_exceptions.has_run(error):
+        if not phase_verdict.has_run(error):
             if hasattr(report, "wasxfail"):
                 del report.wasxfail
                 report.outcome = "failed"
-            remote_exceptions.put_cause_first(report, error)
+            phase_verdict.put_cause_first(report, error)
         return report

@@ -105,7 +105,7 @@ class MergedReportHooks:
         if marked is not None:
             marked.complete_report(report, call)
             if report.failed:
-                from pytest_accel.verdict.remote_exceptions import put_cause_first
+                from pytest_accel.verdict.phase_verdict import put_cause_first
 
                 put_cause_first(report, call.excinfo.value if call.excinfo is not None else None)
         return report

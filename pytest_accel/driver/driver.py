@@ -15,16 +15,15 @@ from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
-from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.debugger_terminal import lend_terminal
+from pytest_accel.driver.debugger_relay import DebuggerRelay, lend_terminal
 from pytest_accel.driver.item_hooks import may_stop_call
-from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
 from pytest_accel.pool.pool_messages import GiveBackWorld, WorldGrant
-from pytest_accel.verdict import remote_exceptions, sentences
+from pytest_accel.verdict import phase_verdict, sentences
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
 
@@ -141,7 +140,7 @@ class Driver:
             timeout = self.settings.wait if is_limited else None
             grant = self._pool_client.acquire(marked.key, marked.item.nodeid, timeout)
         except PlaceError as error:
-            raise remote_exceptions.not_run(str(error)) from None
+            raise phase_verdict.not_run(str(error)) from None
         try:
             world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))
         except BaseException as error:  # Return the world: it would keep its devices and slots.
@@ -149,7 +148,7 @@ class Driver:
             if not isinstance(error, OSError):
                 raise
             # For example, tests have used up this process's file descriptors.
-            raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
+            raise phase_verdict.not_run(f"could not connect to the test's ranks: {error}") from None
         try:
             step("world %d: connected to its ranks; waits until they are ready", world.number)
             outcomes = world.start()
@@ -166,7 +165,7 @@ class Driver:
                 Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about, folders=folders)
             )
             publish(verdict, marked.item)
-            raise remote_exceptions.not_run(verdict.plain_text())
+            raise phase_verdict.not_run(verdict.plain_text())
         return world
 
     def _debugger_relay(self, grant: WorldGrant) -> DebuggerRelay:

@@ -8,10 +8,9 @@ from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.diagnostics.deadlock import deadlocked
+from pytest_accel.diagnostics.collectives import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.inspector import MachineInspector
-from pytest_accel.diagnostics.oom import with_oom_cause
+from pytest_accel.diagnostics.inspector import MachineInspector, with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning

@@ -14,8 +14,8 @@ from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AF
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
+from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.link_to_rank import LinkToRank
-from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.messages.rank_messages import (

@@ -26,9 +26,8 @@ from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
-from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, where
+from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_frames, source_of, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.diagnostics.source_lines import shown_frames, source_of
 from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
