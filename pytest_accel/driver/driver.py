@@ -75,8 +75,10 @@ class Driver:
         world, self._prepared = self._prepared, None
         if isinstance(world, BaseException):
             raise world
-        # A plugin may run the test once more, without `prepare`; a rank may have died since then.
-        if world is None or world.closed or not world.alive:
+        if world is None or world.closed:  # A plugin runs the test once more, without `prepare`.
+            world = self._ensure_world(marked)
+        if not world.alive and not world.refuses(marked.node):
+            self.close()  # The pool reports the death, and this test is not blamed for it.
             world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
         world.send(marked, with_call=not self._may_stop_call)
@@ -103,21 +105,22 @@ class Driver:
         world, node = self._world, marked.node
         if world is not None and world.refuses(node):
             return world  # A rank cannot run the test, and the outcome of its setup will say why.
+        is_collected = world is not None and world.has_collected(node)
         if world is not None and (
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
             or not world.monitor.reusable
-            or not world.alive  # The pool reports the death, and this test is not blamed for it.
+            or not (is_collected or world.alive)  # Before a test that is collected, `begin` looks.
         ):
             self.close()
-            world = None
+            world, is_collected = None, False
         while world is None:
             try:
                 world = self._acquire(marked)
             except LostWorld:
                 self.close()
         try:
-            if not world.has_collected(node):
+            if not is_collected:
                 project_marks = marked.item.config.stash[OWNERS].of_project
                 request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
                 world.collect(request, has_hung=node.path in self._hung)

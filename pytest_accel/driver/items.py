@@ -23,7 +23,7 @@ from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
 from pytest_accel.messages.rank_data import FAILURES, RankDataError
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.verdict import phase_verdict
-from pytest_accel.verdict.judgement import text_longrepr
+from pytest_accel.verdict.judgement import plain_pass, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, retract
 
 if TYPE_CHECKING:
@@ -109,10 +109,9 @@ class MarkedItem(MarkedTest):
         return self._verdicts.get(when)
 
     def forget_run(self) -> None:
-        """Release the run, its verdicts, and the reference to the test: a session may have 20,000 tests."""
+        """Release the run and its verdicts."""
         self._run = None
         self._verdicts.clear()
-        vars(self).pop("node", None)
 
     # Methods that the item calls in place of its own
 
@@ -239,7 +238,6 @@ class WorldRun:
         self._test = test
         self._driver = driver
         self._limits = limits
-        self._folders = folders_of(test.item.config)
         self._subtests: list[dict[str, Any]] = []
         """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
         self._outcomes: dict[When, str] = {}
@@ -278,7 +276,6 @@ class WorldRun:
         began = monotonic()
         self._world = self._driver.begin(self._test)
         self._limits.leave_out(began)
-        self._ended_ranks = frozenset()
         self.spec = self._world.grant.spec
         # For junit files and report hooks.
         self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
@@ -289,6 +286,10 @@ class WorldRun:
         world = self._world
         assert world is not None
         outcomes = self._wait(world, when)
+        finished = world.finished() if when == "teardown" else {}
+        is_plain = world.monitor.reusable and not world.monitor.has_extras
+        if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
+            return plain
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
         phase = Phase(
@@ -297,11 +298,11 @@ class WorldRun:
             place=self._test.place,
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
-            folders=self._folders,
+            folders=folders_of(self._test.item.config),
             findings=world.monitor.findings,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
-            finished=world.finished() if when == "teardown" else {},
+            finished=finished,
             leaks=self._driver.settings.leaks,
             announced=world.announced,
         )
@@ -337,7 +338,7 @@ class WorldRun:
         except BaseException as error:
             # After another plugin's timeout the ranks still run.
             for rank, stack in world.monitor.stacks().items():
-                item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, self._folders))
+                item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders_of(item.config)))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         self._end_session_if_requested(world)

@@ -131,6 +131,11 @@ class RankMonitor:
         """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
         return self.began if when == "setup" or self.call_began is None else self.call_began
 
+    @property
+    def has_extras(self) -> bool:
+        """True if `take_extras` has not returned all additional reports of the test."""
+        return bool(self._extras)
+
     def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and earlier phases, with their ranks, and forget them."""
         phases = PHASES[: PHASES.index(when) + 1]
