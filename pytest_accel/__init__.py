@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_accel.features.record.record_file import RecordError, read_record
     from pytest_accel.fixtures import Accel, Gather, MakeMesh
     from pytest_accel.hardware.health import HealthVendor
-    from pytest_accel.verdict.remote_exceptions import (
+    from pytest_accel.verdict.phase_verdict import (
         LeftBehind,
         RankDied,
         RankError,
@@ -68,7 +68,7 @@ _HOMES = {
     "features.launch.launch_api": ("Launch",),
     "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout"),
     "features.record.record_file": ("RecordError", "read_record"),
-    "verdict.remote_exceptions": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
+    "verdict.phase_verdict": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }
 """The names that are imported when they are first asked for, by module: most sessions need none of them."""
 

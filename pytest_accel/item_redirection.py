@@ -18,7 +18,7 @@ from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_it
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings.options import planned_machine
-from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict import phase_verdict
 
 if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
@@ -140,4 +140,4 @@ def make_fail(item: pytest.Item, text: str) -> None:
 
 def _fail_setup(text: str) -> None:
     """Raise an error with `text` in place of the setup of a test."""
-    raise remote_exceptions.not_run(text)
+    raise phase_verdict.not_run(text)

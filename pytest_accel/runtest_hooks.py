@@ -64,6 +64,7 @@ class RuntestHooks:
             # stays warm. Its ranks keep the fixtures of that test.
             self._driver.after(None if self._session.next_is_hint else following)
             marked.forget_run()
+            vars(marked).pop("node", None)  # A session may have 20,000 tests.
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
@@ -105,7 +106,7 @@ class MergedReportHooks:
         if marked is not None:
             marked.complete_report(report, call)
             if report.failed:
-                from pytest_accel.verdict.remote_exceptions import put_cause_first
+                from pytest_accel.verdict.phase_verdict import put_cause_first
 
                 put_cause_first(report, call.excinfo.value if call.excinfo is not None else None)
         return report

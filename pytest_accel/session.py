@@ -161,7 +161,7 @@ class AccelSession:
         Raise an error that says why the test cannot run if the pool cannot provide them.
         """
         from pytest_accel.leases.shared_folder import PlaceError
-        from pytest_accel.verdict import remote_exceptions
+        from pytest_accel.verdict import phase_verdict
 
         # Two drivers could wait for each other: one has a world and waits for a lease, the other has the lease and
         # waits for the devices of the world.
@@ -169,7 +169,7 @@ class AccelSession:
         try:
             return self.pool_client.acquire(key, test, self.settings.wait).spec
         except PlaceError as error:
-            raise remote_exceptions.not_run(str(error)) from None
+            raise phase_verdict.not_run(str(error)) from None
 
     def end_lease(self, spec: WorldSpec) -> None:
         """Return devices that `lease` has returned; no-op in a child that the test has forked, which holds nothing."""

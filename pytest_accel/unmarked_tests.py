@@ -15,7 +15,7 @@ import pytest
 from pytest_accel.compat import torch_api
 from pytest_accel.core.marks import MarkFinder, MarkOwners, Marks, mark_text
 from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, OWNERS
-from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict import phase_verdict
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
@@ -39,7 +39,7 @@ def check_marks(item: pytest.Item) -> None:
     fail_expected(item.config)
     path, line, _ = item.location
     before, now = (", ".join(mark_text(one) for one in marks if one is not None) for marks in (planned, present))
-    raise remote_exceptions.not_run(
+    raise phase_verdict.not_run(
         f"{path}:{(line or 0) + 1}: the test had {before or 'no mark'} at its collection, and now has "
         f"{now or 'no mark'}; change marks in pytest_collection_modifyitems at the latest"
     )
@@ -60,11 +60,11 @@ class _Reports:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        if not remote_exceptions.has_run(error):
+        if not phase_verdict.has_run(error):
             if hasattr(report, "wasxfail"):
                 del report.wasxfail
                 report.outcome = "failed"
-            remote_exceptions.put_cause_first(report, error)
+            phase_verdict.put_cause_first(report, error)
         return report
 
 

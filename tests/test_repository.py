@@ -54,8 +54,8 @@ RUNS_BETWEEN_TESTS = (
 )
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
-    *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/link_to_rank"),
-    *("driver/debugger_relay", "driver/debugger_terminal", "driver/output_tail"),
+    *("driver/driver", "driver/world", "driver/items", "driver/rank_monitor", "driver/link_to_rank"),
+    *("driver/debugger_relay", "driver/output_tail"),
     *("pool/pool", "pool/pool_client", "pool/pooled_world"),
     *("pool/starter", "forkserver/client"),
     *("leases/leases", "leases/locks", "leases/demand", "leases/shared_folder"),

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pytest_accel.diagnostics.collectives import Record, collectives_in, read_record
-from pytest_accel.diagnostics.deadlock import lacking
+from pytest_accel.diagnostics.collectives import Record, collectives_in, lacking, read_record
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.messages.flight_record import FlightRecord, RankWait

@@ -1,4 +1,4 @@
-"""The Python stacks of ranks: taken on a signal or found in a rank's log, and the frames in them.
+"""The Python stacks of ranks: taken on a signal or found in a rank's log, the frames in them, and their source lines.
 
 A stack is the text that faulthandler writes (``Modules/faulthandler.c``, ``Python/traceback.c``): the threads, newest
 first, each with its innermost frame first.
@@ -7,6 +7,7 @@ first, each with its innermost frame first.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import re
 import time
@@ -168,3 +169,38 @@ def where(frames: Iterable[Frame], folders: Folders = Folders()) -> Frame | None
     """Return the innermost of `frames` that is in rootdir; else the innermost that is in no library, or None."""
     users = [frame for frame in frames if frame.is_code and not is_library(frame.path)]
     return next((frame for frame in users if folders.is_own(frame.path)), users[0] if users else None)
+
+
+_MOST_FRAMES = 30
+"""Maximum number of frames that are shown: outer frames are left out."""
+
+
+def shown_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames to show, outermost first; `frames` are innermost first.
+
+    Libraries that call the user's code are left out.
+    """
+    kept = (relevant(frames) or list(frames))[:_MOST_FRAMES]
+    users = [at for at, frame in enumerate(kept) if frame.is_code and not is_library(frame.path)]
+    return kept[: users[-1] + 1 if users else None][::-1]
+
+
+def source_of(frame: Frame) -> list[str]:
+    """Return the line of source of `frame`, or an empty list if it cannot be read here."""
+    linecache.checkcache(frame.path)  # The session may have lasted longer than an edit of the file.
+    line = linecache.getline(frame.path, frame.line).strip() if frame.is_code else ""
+    return [f"    {line}"] if line else []
+
+
+def _text(frames: Sequence[Frame], folders: Folders) -> str:
+    return "\n".join(line for frame in shown_frames(frames) for line in (frame.where(folders), *source_of(frame)))
+
+
+def stack_text(stack: str, folders: Folders) -> str:
+    """Return the source lines at which the rank with this `stack` stands."""
+    return _text(frames_of_rank(stack), folders)
+
+
+def threads_text(stack: str, folders: Folders) -> str:
+    """Return the source lines at which the rank's other threads stand that run the user's code."""
+    return "\n\n".join(_text(frames, folders) for frames in frames_of_other_threads(stack))

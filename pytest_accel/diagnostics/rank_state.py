@@ -38,7 +38,7 @@ class HangCause(Enum):
     OTHER_RANK = "other rank"
     """Another rank had failed or ended, and the rank did not finish the test in its grace time."""
     DEADLOCK = "deadlock"
-    """The rank waited for an operation that can never complete; see `diagnostics.deadlock`."""
+    """The rank waited for an operation that can never complete; see `diagnostics.collectives`."""
 
 
 class RankEvent(NamedTuple):

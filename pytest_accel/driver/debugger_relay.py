@@ -1,10 +1,16 @@
-"""The driver's side of debuggers in ranks: one rank at a time gets the terminal."""
+"""The driver's side of debuggers in ranks: one rank at a time gets the terminal, which this process lends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from os import isatty, kill
+from signal import SIGINT, signal
 from socket import send_fds
+from termios import TCSADRAIN, tcgetattr, tcsetattr
+
+import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.driver.link_to_rank import LinkToRank
@@ -86,3 +92,29 @@ def _answer(rank: LinkToRank, descriptors: tuple[int, ...]) -> bool:
             sendall(connection, b"n")
         return True
     return False
+
+
+@contextmanager
+def lend_terminal(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
+    """Yield the descriptors of this process's input and output for the process `pid`, and forward Ctrl-C to it.
+
+    `pytest_enter_pdb` and `pytest_leave_pdb` are called, so that plugins with timeouts suspend them.
+    """
+
+    def forward(number: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            kill(pid, SIGINT)
+
+    with ExitStack() as undo:
+        capture = config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:  # None with `-p no:capture`.
+            undo.callback(capture.resume)
+            capture.suspend(in_=True)
+        sys.stdout.flush()
+        if isatty(0):
+            # A rank that died in its line editor may have left the terminal in raw mode.
+            undo.callback(tcsetattr, 0, TCSADRAIN, tcgetattr(0))
+        undo.callback(config.hook.pytest_leave_pdb, config=config, pdb=None)
+        config.hook.pytest_enter_pdb(config=config, pdb=None)
+        undo.callback(signal, SIGINT, signal(SIGINT, forward))
+        yield 0, 1

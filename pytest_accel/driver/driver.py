@@ -15,16 +15,15 @@ from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
-from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.debugger_terminal import lend_terminal
+from pytest_accel.driver.debugger_relay import DebuggerRelay, lend_terminal
 from pytest_accel.driver.item_hooks import may_stop_call
-from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
 from pytest_accel.pool.pool_client import GiveBackWorld, WorldGrant
-from pytest_accel.verdict import remote_exceptions, sentences
+from pytest_accel.verdict import phase_verdict, sentences
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
 
@@ -76,8 +75,10 @@ class Driver:
         world, self._prepared = self._prepared, None
         if isinstance(world, BaseException):
             raise world
-        # A plugin may run the test once more, without `prepare`; a rank may have died since then.
-        if world is None or world.closed or not world.alive:
+        if world is None or world.closed:  # A plugin runs the test once more, without `prepare`.
+            world = self._ensure_world(marked)
+        if not world.alive and not world.refuses(marked.node):
+            self.close()  # The pool reports the death, and this test is not blamed for it.
             world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
         world.send(marked, with_call=not self._may_stop_call)
@@ -104,21 +105,22 @@ class Driver:
         world, node = self._world, marked.node
         if world is not None and world.refuses(node):
             return world  # A rank cannot run the test, and the outcome of its setup will say why.
+        is_collected = world is not None and world.has_collected(node)
         if world is not None and (
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
             or not world.monitor.reusable
-            or not world.alive  # The pool reports the death, and this test is not blamed for it.
+            or not (is_collected or world.alive)  # Before a test that is collected, `begin` looks.
         ):
             self.close()
-            world = None
+            world, is_collected = None, False
         while world is None:
             try:
                 world = self._acquire(marked)
             except LostWorld:
                 self.close()
         try:
-            if not world.has_collected(node):
+            if not is_collected:
                 project_marks = marked.item.config.stash[OWNERS].of_project
                 request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
                 world.collect(request, has_hung=node.path in self._hung)
@@ -141,7 +143,7 @@ class Driver:
             timeout = self.settings.wait if is_limited else None
             grant = self._pool_client.acquire(marked.key, marked.item.nodeid, timeout)
         except PlaceError as error:
-            raise remote_exceptions.not_run(str(error)) from None
+            raise phase_verdict.not_run(str(error)) from None
         try:
             world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))
         except BaseException as error:  # Return the world: it would keep its devices and slots.
@@ -149,7 +151,7 @@ class Driver:
             if not isinstance(error, OSError):
                 raise
             # For example, tests have used up this process's file descriptors.
-            raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
+            raise phase_verdict.not_run(f"could not connect to the test's ranks: {error}") from None
         try:
             step("world %d: connected to its ranks; waits until they are ready", world.number)
             outcomes = world.start()
@@ -166,7 +168,7 @@ class Driver:
                 Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about, folders=folders)
             )
             publish(verdict, marked.item)
-            raise remote_exceptions.not_run(verdict.plain_text())
+            raise phase_verdict.not_run(verdict.plain_text())
         return world
 
     def _debugger_relay(self, grant: WorldGrant) -> DebuggerRelay:

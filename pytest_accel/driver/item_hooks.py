@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,18 @@ class _Hooks:
         self._rank_only = rank_only
 
     def __getattr__(self, name: str) -> Any:
-        # Leave out pytest's log capture: the ranks capture their logs, and in the driver the capture would cost more
-        # than all other work of the driver for a test.
-        excluded = {self._manager.get_plugin("logging-plugin"), *self._conftests}
+        excluded = {*self._conftests}
         if name in _PHASES:
-            excluded |= self._rank_only
+            # Leave out pytest's log capture: the ranks capture their logs, and in the driver the capture would cost
+            # more than all other work of the driver for a test.
+            excluded |= {self._manager.get_plugin("logging-plugin"), *self._rank_only}
         caller = self._manager.subset_hook_caller(name, excluded - {None})
         setattr(self, name, caller)
         return caller
 
 
 _HOOKS: pytest.StashKey[dict[Path, _Hooks]] = pytest.StashKey()
-"""The hooks of each file. pytest asks for them six times in a test, and looks for the file's conftests each time."""
+"""The hooks of each file, which its items share."""
 _RANK_ONLY_PLUGINS: pytest.StashKey[frozenset[object]] = pytest.StashKey()
 """The plugins of `_RANK_ONLY`, looked up once: a suite may have hundreds of conftests, which are plugins, too."""
 
@@ -96,7 +96,7 @@ class _Redirected(WithoutFixtures, pytest.Item):
         is_custom = getattr(own, "__func__", None) is not pytest.Function.repr_failure
         return pytest.Item.repr_failure(self, *args, **kwargs) if is_custom else own(*args, **kwargs)
 
-    @property
+    @cached_property
     def ihook(self) -> Any:
         made = self.config.stash.setdefault(_HOOKS, {})
         if self.path not in made:
@@ -116,7 +116,7 @@ class _Redirected(WithoutFixtures, pytest.Item):
         return iter(marks)
 
 
-@functools.cache
+@cache
 def redirected(kind: type[pytest.Item]) -> type[pytest.Item]:
     """Return a subclass of `kind` and `_Redirected`, or `kind` itself for a copied item, which has such a class."""
     if issubclass(kind, _Redirected):

@@ -8,10 +8,9 @@ from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.diagnostics.deadlock import deadlocked
+from pytest_accel.diagnostics.collectives import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.inspector import MachineInspector
-from pytest_accel.diagnostics.oom import with_oom_cause
+from pytest_accel.diagnostics.inspector import MachineInspector, with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
@@ -130,6 +129,11 @@ class RankMonitor:
     def began_of(self, when: When) -> float:
         """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
         return self.began if when == "setup" or self.call_began is None else self.call_began
+
+    @property
+    def has_extras(self) -> bool:
+        """True if `take_extras` has not returned all additional reports of the test."""
+        return bool(self._extras)
 
     def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and earlier phases, with their ranks, and forget them."""

@@ -17,9 +17,8 @@ from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end, cut_gloo, group_label, ranks_text
 from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
-from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, stack_text, threads_text, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
-from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.messages.flight_record import RankWait
 from pytest_accel.messages.rank_messages import (
     ExceptionSketch,

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.diagnostics.deadlock import deadlocked, lacking
+from pytest_accel.diagnostics.collectives import deadlocked, lacking
 from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
 from tests.flight_records import entry
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.diagnostics.oom import oom_kills, with_oom_cause
+from pytest_accel.diagnostics.inspector import oom_kills, with_oom_cause
 from pytest_accel.messages.rank_messages import ExitCause, RankExit, exited
 
 OOM_CONTROL_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"

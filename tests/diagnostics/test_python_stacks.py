@@ -13,9 +13,9 @@ from pytest_accel.diagnostics.python_stacks import (
     relevant,
     shorten,
     split_fault,
+    stack_text,
     where,
 )
-from pytest_accel.diagnostics.source_lines import stack_text
 
 CRASH = f"""Fatal Python error: Segmentation fault
 

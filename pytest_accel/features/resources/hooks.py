@@ -120,7 +120,7 @@ class _LeaseHooks(_Fixture):
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[WorldSpec]) -> None:
         """Wait for the leases, one after the other, and add them to `held`. Raise what the setup raises."""
         from pytest_accel import unmarked_tests
-        from pytest_accel.verdict import remote_exceptions
+        from pytest_accel.verdict import phase_verdict
 
         unmarked_tests.fail_expected(item.config)
         if leases.missing is None:
@@ -129,7 +129,7 @@ class _LeaseHooks(_Fixture):
                 self.devices += held[-1].devices
         elif MARKED not in item.stash:  # For an item with marks of the kernel, the kernel reports it.
             if self._session.settings.strict:
-                raise remote_exceptions.not_run(f"{leases.missing} (--accel-strict)")
+                raise phase_verdict.not_run(f"{leases.missing} (--accel-strict)")
             pytest.skip(leases.missing)
 
     @pytest.hookimpl
@@ -166,9 +166,9 @@ def _check_marks(item: pytest.Item) -> None:
     leases = item.stash.get(DRIVER_LEASES, None)
     if tuple(item.iter_markers(NEEDS)) != (() if leases is None else leases.marks):
         from pytest_accel import unmarked_tests
-        from pytest_accel.verdict import remote_exceptions
+        from pytest_accel.verdict import phase_verdict
 
         unmarked_tests.fail_expected(item.config)
-        raise remote_exceptions.not_run(
+        raise phase_verdict.not_run(
             "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
         )
