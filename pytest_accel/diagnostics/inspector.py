@@ -25,8 +25,7 @@ from pytest_accel.core.session_folder import HEADING, LAST_PLACE_SIZE, RankFile,
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.python_stacks import take_stacks
-from pytest_accel.hardware.cpu_limits import cgroups
-from pytest_accel.hardware.sysfs import read_text
+from pytest_accel.hardware.kernel_files import cgroups, read_text
 from pytest_accel.messages.connect import Inspection, call_agent
 from pytest_accel.messages.rank_messages import ExitCause, RankExit, When, exited
 from pytest_accel.messages.struct_messages import decode, encode, from_builtins

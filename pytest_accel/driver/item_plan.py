@@ -19,8 +19,7 @@ from pytest_accel.core.marks import Marks
 from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.source_files import recorded_digest
 from pytest_accel.core.world_key import Needs, WorldKey, backend_names
-from pytest_accel.hardware.hypothetical_machine import without_figures
-from pytest_accel.hardware.inventory import Inventory, Machine
+from pytest_accel.hardware.inventory import Inventory, Machine, without_figures
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
 from pytest_accel.pool.starter import Elsewhere
