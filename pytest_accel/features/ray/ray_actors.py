@@ -12,9 +12,8 @@ import ray
 
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.truncation import read_end
-from pytest_accel.features.ray.cluster_agent import additions
+from pytest_accel.features.ray.cluster_node import additions, suite_code
 from pytest_accel.features.ray.ray_messages import Invitation
-from pytest_accel.features.ray.suite_code import suite_code
 from pytest_accel.messages.struct_messages import encode
 
 _TAIL = 4_000
@@ -36,7 +35,7 @@ class NodeActor:
         `environ` is the controller's environment.
         """
         environment = _node_environment()
-        source = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()})"
+        source = f"from pytest_accel.features.ray.cluster_node import run; run({os.getpid()})"
         with tempfile.TemporaryFile() as output:  # A pipe could stay open in processes that tests leave behind.
             done = subprocess.run(
                 python_command(source, path=None),

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from pytest_accel.core import loop_tasks
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step
+from pytest_accel.features.ray.cluster_node import difference, suite_code
 from pytest_accel.features.ray.ray_actors import NodeActor, device_ids
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
@@ -34,7 +35,6 @@ from pytest_accel.features.ray.ray_messages import (
     ToHelper,
 )
 from pytest_accel.features.ray.ray_resources import Bundles, RayNode, choose_bundles
-from pytest_accel.features.ray.suite_code import difference, suite_code
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.pool.starter import LostPlaceError
 

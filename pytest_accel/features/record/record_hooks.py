@@ -24,8 +24,7 @@ from pytest_accel.core.frames import Folders, failure_place, folders_of, is_libr
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.commands import check_report, make
-from pytest_accel.features.record.events import SCHEMA
-from pytest_accel.features.record.record_file import RecordError, RecordFile
+from pytest_accel.features.record.record_file import SCHEMA, RecordError, RecordFile
 from pytest_accel.features.record.timeline import sessions_of
 from pytest_accel.settings import options
 

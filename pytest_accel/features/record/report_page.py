@@ -16,7 +16,7 @@ import jinja2
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.truncation import cut
 from pytest_accel.core.units import format_memory
-from pytest_accel.features.record.events import Event
+from pytest_accel.features.record.record_file import Event
 from pytest_accel.features.record.timeline import Lane, Session, TestRun, Verdict, covered, lane_rows
 
 COLOURS: dict[Verdict, str] = {

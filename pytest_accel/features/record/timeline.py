@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_accel.features.record.events import Event
+from pytest_accel.features.record.record_file import Event
 
 Verdict = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed", "rerun", "unfinished"]
 """The verdict on one run of a test: pytest's, ``rerun`` if another run follows, or ``unfinished`` without an end."""

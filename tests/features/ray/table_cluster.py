@@ -181,7 +181,7 @@ def start_agent(invitation: Invitation, environment: Mapping[str, str]) -> subpr
     ignore = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     )
-    agent = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()})"
+    agent = f"from pytest_accel.features.ray.cluster_node import run; run({os.getpid()})"
     command = [sys.executable, "-c", ignore, sys.executable, "-c", agent]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, **environment}

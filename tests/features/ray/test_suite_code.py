@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.ray.cluster_agent import additions
-from pytest_accel.features.ray.suite_code import difference, suite_code
+from pytest_accel.features.ray.cluster_node import additions, difference, suite_code
 
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0"}
 HERE = {**VERSIONS, "a.py": "1", "b.py": "2"}

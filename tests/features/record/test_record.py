@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel import RecordError, read_record
-from pytest_accel.features.record.events import Event
-from pytest_accel.features.record.record_file import RecordFile
+from pytest_accel.features.record.record_file import Event, RecordFile
 from pytest_accel.features.record.timeline import sessions_of
 from tests.features.conftest import Suite
 from tests.features.record.conftest import VERDICTS, Recorded, ran, write_events
