@@ -79,8 +79,6 @@ def serve(invitation: Invitation) -> int:
 _PACKAGES = ("pytest-accel", "pytest", "torch")
 _NO_CODE = {"__pycache__", "node_modules", "site-packages"}
 """Names of folders without code of the suite."""
-_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-"""Names in the folder of a virtual environment, and in the folder of a conda environment."""
 _NAMED = 3
 """Maximum number of packages and files that a message names."""
 
@@ -88,7 +86,7 @@ _NAMED = 3
 def suite_code(rootdir: str) -> dict[str, str]:
     """Return the code on this machine: versions by package, and digests of the Python files by path below `rootdir`.
 
-    Hidden folders and virtual environments do not count.
+    Hidden folders and installed packages do not count.
     """
     found = {"Python": platform.python_version()}
     for package in _PACKAGES:
@@ -121,12 +119,5 @@ def _is_file(name: str) -> bool:
 
 def _python_files(rootdir: str) -> Iterator[str]:
     for folder, folders, names in os.walk(rootdir):
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name not in _NO_CODE
-            and not any(os.path.exists(os.path.join(folder, name, mark)) for mark in _ENVIRONMENT_MARKS)
-        ]
-        # A named pipe, for example, would block the process that opens it.
-        yield from filter(os.path.isfile, (os.path.join(folder, name) for name in names if name.endswith(".py")))
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CODE]
+        yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
