@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import socket
 from collections.abc import Mapping
 from os import getpid
@@ -127,9 +126,8 @@ class RecordFile:
         data = {"at": round(time(), 6), **self._process, "event": event, **fields}
         try:
             line = _encode(data) + b"\n"
-        except UnicodeEncodeError:  # A text such as \\udcff replaces a character that UTF-8 cannot represent.
-            text = json.dumps(msgspec.to_builtins(data), ensure_ascii=False) + "\n"
-            line = re.sub("[\ud800-\udfff]", lambda match: f"\\\\u{ord(match[0]):x}", text).encode()
+        except UnicodeEncodeError:  # A question mark replaces a character that UTF-8 cannot represent.
+            line = f"{json.dumps(msgspec.to_builtins(data), ensure_ascii=False)}\n".encode(errors="replace")
         try:
             while line := line[self._file.write(line) :]:
                 pass  # A full disk takes a part. The rest raises the error.
