@@ -9,8 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.features.record.events import SCHEMA
-from pytest_accel.features.record.record_file import RecordFile
+from pytest_accel.features.record.record_file import SCHEMA, RecordFile
 
 START = 1_790_000_000.0
 _ON_A_NODE = 8

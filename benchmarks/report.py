@@ -17,7 +17,7 @@ _SIZE = 8.0  # MB
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """Return the time to make the page, and its size."""
-    from pytest_accel.features.record.report_page import page
+    from pytest_accel.features.record.session_summary import page
 
     folder.mkdir()
     write_record(folder / "record.jsonl", _TESTS, _DEVICES)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pytest_accel.core.device import Device, MaskError, Vendor
     from pytest_accel.core.stash_keys import is_rank
     from pytest_accel.features.faults.announcements import Faults
-    from pytest_accel.features.launch.launch_api import Launch
-    from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout
+    from pytest_accel.features.launch.hooks import Launch
+    from pytest_accel.features.launch.launched_script import LaunchError, LaunchResult, LaunchTimeout
     from pytest_accel.features.record.record_file import RecordError, read_record
     from pytest_accel.fixtures import Accel, Gather, MakeMesh
     from pytest_accel.hardware.health import HealthVendor
@@ -65,8 +65,8 @@ _HOMES = {
     "fixtures": ("Accel", "Gather", "MakeMesh"),
     "hardware.health": ("HealthVendor",),
     "features.faults.announcements": ("Faults",),
-    "features.launch.launch_api": ("Launch",),
-    "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout"),
+    "features.launch.hooks": ("Launch",),
+    "features.launch.launched_script": ("LaunchError", "LaunchResult", "LaunchTimeout"),
     "features.record.record_file": ("RecordError", "read_record"),
     "verdict.phase_verdict": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_accel.core.device import Device
     from pytest_accel.features.faults.announcements import Faults
-    from pytest_accel.features.launch.launch_api import Launch
+    from pytest_accel.features.launch.hooks import Launch
     from pytest_accel.rank.context import RankContext
 
 

@@ -102,7 +102,8 @@ def without(names: set[str], folder: Path) -> Path:
             del lines[row.lineno - 1 : row.end_lineno]
     table.write_text("\n".join(lines), encoding="utf-8")
     for name in names:
-        shutil.rmtree(copy / "features" / name)
+        feature = copy / "features" / name
+        shutil.rmtree(feature) if feature.is_dir() else feature.with_suffix(".py").unlink()
     return folder
 
 

@@ -41,7 +41,7 @@ RUNS_IN_A_RANK = {
     *("rank/main.py", "rank/process_group.py", "rank/group_state.py"),
     "rank/operations.py",
     *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
-    "features/fake_group/hooks.py",
+    "features/fake_group.py",
 }
 
 RUNS_BETWEEN_TESTS = (
@@ -206,8 +206,10 @@ def part_of(module: str) -> str:
 
     The modules directly in `pytest_accel` are in the part ``.``.
     """
-    *folders, _ = module.split("/")
-    return "/".join(folders[: 2 if folders[:1] == ["features"] else 1]) or "."
+    *folders, name = module.split("/")
+    if folders[:1] == ["features"]:  # A feature may be a single module.
+        return "/".join([*folders, name][:2]).removesuffix(".py").removesuffix("/__init__")
+    return "/".join(folders[:1]) or "."
 
 
 def may_import(importer: str, imported: str) -> bool:
@@ -247,7 +249,9 @@ def test_features_implement_each_hook_of_the_kernel_that_other_plugins_do_not() 
     implemented = {
         node.name
         for feature in FEATURES
-        for node in ast.parse((PACKAGE / "features" / feature.name / "hooks.py").read_text(encoding="utf-8")).body
+        for path in (f"features/{feature.name}.py", f"features/{feature.name}/hooks.py")
+        if PACKAGE / path in MODULES
+        for node in ast.parse((PACKAGE / path).read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_accel_")
     }
     specified = {name for name in vars(hooks) if name.startswith("pytest_accel_")}

@@ -1,7 +1,7 @@
 """The events of a session for its recorders: what happens in the pool, and the phases of tests in ranks.
 
 The pool knows no receiver. It emits each event by a name, such as ``WorldStarting``, with fields of plain data. The
-feature `record` documents the events (`features/record/events.py`).
+feature `record` documents the events (`features/record/record_file.py`).
 """
 
 from __future__ import annotations

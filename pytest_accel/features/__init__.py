@@ -1,9 +1,10 @@
-"""The features of the plugin: optional parts, each in a folder of its own, which plug into the kernel.
+"""The features of the plugin: optional parts, each a folder or a module, which plug into the kernel.
 
-`FEATURES` is their only table. The module ``features/NAME/hooks.py`` is a plugin of pytest: it implements hooks of
-pytest, and hooks by which the kernel calls features (``pytest_accel/hooks.py``). `register` registers it when the
-session needs it; other sessions import none of its modules. The kernel knows no feature by name. To delete a feature,
-delete its folder, its row here, its names in ``pytest_accel.__init__``, and its tests in ``tests/features``.
+`FEATURES` is their only table. The module ``features/NAME/hooks.py``, or ``features/NAME.py`` if there is no more, is a
+plugin of pytest: it implements hooks of pytest, and hooks by which the kernel calls features
+(``pytest_accel/hooks.py``). `register` registers it when the session needs it; other sessions import none of its
+modules. The kernel knows no feature by name. To delete a feature, delete its folder or module, its row here, its names
+in ``pytest_accel.__init__``, and its tests in ``tests/features``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ class Feature(NamedTuple):
     """A feature, and when a session registers it."""
 
     name: str
-    """Name of its folder."""
+    """Name of its folder or module."""
     occasions: Mapping[Occasion, Condition]
     """The occasions on which it is registered, each with the condition for that."""
     stands_on: tuple[str, ...] = ()
     """Names of the features from which it imports."""
     commands: tuple[str, ...] = ()
-    """Its commands of ``python -m pytest_accel``, the keys of `COMMANDS` in ``features/NAME/commands.py``."""
+    """Its commands of ``python -m pytest_accel``, the keys of `COMMANDS` in `command_module`."""
+    command_module: str = "hooks"
     about_machine: bool = False
     """True if its commands get the settings of the machine; False if they get the arguments, such as files."""
 
@@ -112,12 +114,18 @@ FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts}),
     Feature("launchers", {"start": _is_launched, "launcher": _always}, stands_on=("launch",)),
     Feature("ray", {"cluster": _always}, stands_on=("launchers",)),
-    Feature("order", {"configure": _orders, "needs": _owns_needs, "marked": _always}, commands=("durations",)),
+    Feature(
+        "order",
+        {"configure": _orders, "needs": _owns_needs, "marked": _always},
+        commands=("durations",),
+        command_module="stored_durations",
+    ),
     Feature("planning", {"start": _plans, "configure": _selects}, stands_on=("order",)),
     Feature(
         "record",
         {"configure": _records, "marked": _always},
         commands=("trace", "report", "summary", "census"),
+        command_module="commands",
     ),
     Feature("plugins", {"configure_rank": _always, "marked": _always}),
     Feature("properties", {"call": lambda config: "hypothesis" in sys.modules}),
@@ -165,13 +173,14 @@ def commands() -> dict[str, bool]:
 
 def command(name: str) -> Any:
     """Return the function of the command `name`, which returns an exit status."""
-    (feature,) = (feature.name for feature in FEATURES if name in feature.commands)
-    return _load(feature, "commands").COMMANDS[name]
+    (module,) = (_load(feature.name, feature.command_module) for feature in FEATURES if name in feature.commands)
+    return module.COMMANDS[name]
 
 
 def _load(name: str, module: str = "hooks") -> Any:
-    """Return a module of a feature. Raise ``pytest.UsageError`` if it cannot be imported."""
+    """Return a module of a feature, or its only module. Raise ``pytest.UsageError`` if it cannot be imported."""
     try:
-        return import_module(f"{__name__}.{name}.{module}")
+        feature = import_module(f"{__name__}.{name}")
+        return import_module(f"{feature.__name__}.{module}") if hasattr(feature, "__path__") else feature
     except ImportError as error:
         raise pytest.UsageError(f"pytest-accel: the feature {name!r} cannot be imported: {error}") from error

@@ -9,7 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device
-    from pytest_accel.features.launch.launch_api import Launch
+    from pytest_accel.features.launch.hooks import Launch
 
 SCRIPT = """
 import torch

@@ -182,7 +182,7 @@ def sessions(
         yield ClusterPool(pool, table, suite)
     finally:
         pool.close(gracefully=False)
-        statuses = table.close()
+        statuses = table.wait()
     assert set(statuses) <= {0, -signal.SIGKILL}
     assert table.placed == {}
 

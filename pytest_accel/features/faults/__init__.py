@@ -7,8 +7,7 @@ be injected before a collective, and random delays before all.
 `RankContext.announce` sends announcements to the driver. The kernel knows them as data (`rank_messages.Announced`). It
 judges the ends (`verdict/expected_ends.py`) and the faults that have not come without this feature.
 
-- `announcements` has the methods of the fixture. The ranks exchange each announcement through the world's store.
-- `injection` sees collectives at torch's dispatcher.
+`announcements` has the methods of the fixture. The ranks exchange each announcement through the world's store.
 
 Tests: ``tests/features/faults``, and ``tests/verdict/test_expected_ends.py``. Page: ``docs/how-to/test-failures.md``.
 """

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.faults.announcements import Faults
-from pytest_accel.features.faults.injection import watch
+from pytest_accel.features.faults.announcements import Faults, watch
 from pytest_accel.settings.options import JITTER, find, flag
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ any order and any number of times.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,3 +127,21 @@ def _path(config: pytest.Config) -> Path | None:
     """Return the file of ``--accel-durations``; a relative path starts at the folder in which pytest was started."""
     value = config.stash[SESSION].settings.durations
     return None if value is None else config.invocation_params.dir / value
+
+
+def merge_files(arguments: Sequence[str]) -> int:
+    about = "Add the times of tests in files of pytest --accel-durations to another such file."
+    parser = argparse.ArgumentParser("python -m pytest_accel durations", description=about, allow_abbrev=False)
+    parser.add_argument("result", type=Path, metavar="RESULT", help="the file to add to; it need not exist")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="the files to add, such as those of jobs")
+    given = parser.parse_args(arguments)
+    if absent := [str(path) for path in given.files if not path.exists()]:
+        parser.error(f"{', '.join(absent)}: no such file")
+    try:
+        print(f"{given.result}: times of {len(add(given.result, map(read, given.files)))} tests")
+    except pytest.UsageError as error:
+        parser.error(str(error))
+    return 0
+
+
+COMMANDS = {"durations": merge_files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.units import count_text
+from pytest_accel.features.order.scheduler import RunOrder
 from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.order.tasks import Task, need_of, planned, seconds_of, tasks_of
-from pytest_accel.features.planning.forecast import makespan
 from pytest_accel.features.planning.selection import skip_reason
 from pytest_accel.settings import options
 
@@ -90,3 +91,18 @@ def clock(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds >= 0.95 or not seconds else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def makespan(tasks: Sequence[Task], workers: int) -> float:
+    """Return the seconds that all tests take in a simulated session with ``-n workers``."""
+    order, seconds, now = RunOrder(tasks, workers), seconds_of(tasks), 0.0
+    ends: list[tuple[float, int]] = []
+    order.idle += reversed(range(workers))
+    while True:
+        for worker, index in order.started():
+            heapq.heappush(ends, (now + seconds[index], worker))
+        if not ends:
+            return now
+        now, worker = heapq.heappop(ends)
+        order.end(worker)
+        order.idle.append(worker)

@@ -1,28 +1,59 @@
-"""A session's connection to a Ray cluster, through a helper process."""
+"""A session on a Ray cluster, as its controller sees it: the helper process, the machines, and the starter of ranks.
+
+A world first gets a place from the helper, and then the locks of its devices there.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import secrets
 import subprocess
 import sys
 import tempfile
+from asyncio import Future, get_running_loop, shield
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from socket import SHUT_RDWR
 
+from pytest_accel.compat import loop_tasks
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import read_end
-from pytest_accel.features.launchers.agent_client import EnvironmentChanges
-from pytest_accel.features.ray.cluster_starter import ClusterStarter
-from pytest_accel.features.ray.ray_messages import Connected, HelperFailed
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.features.launchers.machine_link import DriverLink
+from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
+from pytest_accel.features.launchers.placement import RankMachine
+from pytest_accel.features.launchers.rendezvous import own_interfaces
+from pytest_accel.features.ray.ray_messages import (
+    AgentEnded,
+    AgentStarted,
+    Connected,
+    HelperFailed,
+    Invitation,
+    NodeHello,
+    PlaceFailed,
+    PlaceReserved,
+    PlaceWaits,
+    ReleasePlace,
+    RequestPlace,
+    ToController,
+    ToHelper,
+)
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.struct_messages import decode
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection, socket_of
-from pytest_accel.pool.starter import LocalStarter, StarterReports
+from pytest_accel.messages.world_spec import LOOPBACK, WorldSpec
+from pytest_accel.pool.starter import LocalStarter, LostPlaceError, StarterReports
 from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60
@@ -32,7 +63,12 @@ _CLOSE_TIMEOUT = 10.0
 
 Ray then takes everything back by itself, some seconds later.
 """
-_TAIL = 1_000
+_RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Seconds after which Ray ends the helper if the cluster's head is lost; Ray's default is a minute.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+_TAIL = 2_000
 """Number of bytes at the end of the helper's output that are shown if it ends: the last error of Ray's native code."""
 
 
@@ -68,7 +104,7 @@ class RayCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=unmeasured(os.environ),
+                env={**unmeasured(os.environ), **_RAY_SETTINGS},
                 cwd="/",  # Ray adds the working directory to sys.path on the nodes.
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
@@ -94,11 +130,11 @@ class RayCluster:
         return ClusterStarter(spec, here, reports, self)
 
     def loss(self) -> str:
-        """See `Cluster`."""
+        """Return why no request can be met any more, once the helper has closed the connection."""
         return f"the connection to the Ray cluster is lost{self._output()}"
 
     def kill(self) -> None:
-        """See `Cluster`."""
+        """Kill the helper."""
         self._process.kill()
 
     def close(self) -> None:
@@ -124,3 +160,216 @@ class RayCluster:
         """Return the end of the helper's output, after a colon; empty if there is none."""
         text = read_end(self._log.fileno(), longest=_TAIL).strip()
         return f":\n{text}" if text else ""
+
+
+@dataclass(eq=False)
+class PlaceTaken(MachinesTaken):
+    """The place of a world, or the request for it, and the leases on the devices of each machine."""
+
+    number: int = 0
+    placed: Future[PlaceReserved] = field(default_factory=lambda: get_running_loop().create_future())
+    why: str = ""
+    """Why the request waits; empty if it may get a place at once."""
+    waiting: Mapping[int, PlaceTaken] = field(default_factory=dict)
+    """The requests of the session that wait for a place."""
+
+    @property
+    def wanted(self) -> bool:
+        """True if another request waits for devices or for a place."""
+        return any(other.why for other in self.waiting.values()) or super().wanted
+
+
+class ClusterStarter(StarterOnMachines[PlaceTaken]):
+    """The starter of ranks on the nodes of a cluster."""
+
+    def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: RayCluster) -> None:
+        self.on_cluster = ClusterMachines(cluster.settings, cluster.changes, self._machine_lost)
+        super().__init__(spec, here, self.on_cluster, reports)
+        self._cluster = cluster
+        self._failure: str | None = None
+        """Why no request can be met any more; None as long as the helper runs."""
+        self._ids = count(1)
+        self._placing: dict[int, PlaceTaken] = {}
+        """The requests that wait for a place, by number."""
+        get_running_loop().add_reader(cluster.connection, self._receive)
+        self._send(self.on_cluster.invitation)
+
+    def serves(self, key: WorldKey) -> bool:
+        return key.in_cluster
+
+    def keeps(self, key: WorldKey) -> bool:
+        return True
+
+    async def take(self, demand: WorldDemand) -> PlaceTaken:
+        taken = PlaceTaken(demand, number=next(self._ids), waiting=self._placing)
+        place = await self._place(taken)
+        masks = {machine: ",".join(devices) for machine, devices in place.devices.items()}
+        return await self._lease(taken, demand.key.needs(place.machines), masks)
+
+    async def _place(self, taken: PlaceTaken) -> PlaceReserved:
+        """Wait for a place on the cluster, and for the agents of its machines."""
+        if self._failure is not None:
+            raise PlaceError(self._failure)
+        self._placing[taken.number] = taken
+        try:
+            self._send(RequestPlace(taken.number, taken.demand.key))
+            place = await taken.placed
+            taken.why = ""
+            for machine in dict.fromkeys(place.machines):
+                await shield(self.on_cluster.joined(machine))
+            return place
+        except BaseException:
+            self._send(ReleasePlace(taken.number))  # The request may have got a place at this moment.
+            raise
+        finally:
+            del self._placing[taken.number]
+
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
+        for placing in self._placing.values():
+            if placing.demand is demand:
+                return ("a place on the cluster", [placing.why]) if placing.why else None
+        return super().waiting(demand)
+
+    def hand_on(self, taken: PlaceTaken) -> WorldDemand | None:
+        for placing in self._placing.values():
+            if placing.demand.key == taken.demand.key and not placing.placed.done():
+                placing.placed.cancel()
+                return placing.demand
+            if placing.why:
+                return None
+        return None
+
+    def _return(self, taken: PlaceTaken, *, killed: bool) -> None:
+        super()._return(taken, killed=killed)
+        self._send(ReleasePlace(taken.number))
+
+    def place(self, spec: WorldSpec, taken: PlaceTaken) -> WorldSpec:
+        return self._on_machines(spec, taken, taken.placed.result().machines)
+
+    async def stop(self) -> bool:
+        stopped = await super().stop()
+        get_running_loop().remove_reader(self._cluster.connection)
+        self.on_cluster.close()
+        return stopped
+
+    # The conversation with the helper
+
+    def _send(self, message: ToHelper) -> None:
+        try:
+            self._cluster.connection.send_bytes(encode(message))
+        except OSError:  # The helper has ended, or does not read, and may have got a part of the message.
+            self._cluster.kill()
+
+    def _receive(self) -> None:
+        try:
+            message: ToController = decode(self._cluster.connection.recv_bytes(), ToController)
+        except (EOFError, OSError):
+            get_running_loop().remove_reader(self._cluster.connection)
+            self._failure = self._cluster.loss()
+            for placing in self._placing.values():
+                loop_tasks.fail(placing.placed, PlaceError(self._failure))
+            for machine in range(1, len(self.machines)):  # Ray ends the agents that have not joined yet.
+                self.on_cluster.lose(machine, self._failure)
+            return
+        match message:
+            case AgentStarted(name, address):
+                self.on_cluster.add(name, address)
+            case AgentEnded(machine, reason):
+                self.on_cluster.lose(machine, reason)
+            case PlaceReserved(request_id) | PlaceWaits(request_id) | PlaceFailed(request_id):
+                found = self._placing.get(request_id)
+                if found is not None and not found.placed.done():  # Else it was cancelled, and its place is given back.
+                    self._answer(found, message)
+
+    def _answer(self, placing: PlaceTaken, answer: PlaceReserved | PlaceWaits | PlaceFailed) -> None:
+        match answer:
+            case PlaceReserved():
+                placing.placed.set_result(answer)
+            case PlaceWaits(_, reason):
+                placing.why = reason
+                for taken in list(self._taken):  # Only the cluster knows which places would make room.
+                    self._reports.wanted(taken)
+            case PlaceFailed(_, reason, is_lost):
+                loop_tasks.fail(placing.placed, (LostPlaceError if is_lost else PlaceError)(reason))
+
+    def _machine_lost(self, machine: int) -> None:
+        self._send(AgentEnded(machine, "the controller has lost it"))
+
+
+class ClusterMachines:
+    """The machines of a session on a cluster: the controller's, and those whose agents join while the session runs.
+
+    The agents connect to a TCP port of the controller, which admits those that know the session's random key. A lost
+    machine keeps its number, and its entry in `machines`. Its methods are called in the thread of the pool's loop.
+    """
+
+    def __init__(self, settings: Settings, changes: EnvironmentChanges, on_lost: Callable[[int], None]) -> None:
+        """Agents lease the devices of their machines by `settings`. `changes` are those since the helper was started.
+
+        `on_lost` is called in the loop with the number of a machine that is lost.
+        """
+        self.machines = [RankMachine(platform.node(), "")]
+        """All machines so far."""
+        self.clients: dict[int, AgentClient] = {}
+        """The clients of the agents that have joined, by the number of the machine."""
+        self._settings = settings
+        self._on_lost = on_lost
+        self._joined: dict[int, Future[None]] = {}
+        """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
+        self._is_closing = False
+        self._changes = changes
+        self._loop = get_running_loop()
+        key = secrets.token_bytes(32)
+        self._link = DriverLink(key, 0, self._greeted)
+        # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
+        addresses = (*(address for _, address in own_interfaces()), LOOPBACK)
+        self.invitation = Invitation(addresses, self._link.port, key.hex())
+
+    def add(self, name: str, address: str) -> None:
+        """Add a machine, whose agent is being started. Its `name` is for the user; others reach it at `address`."""
+        self.machines.append(RankMachine(name, address))
+
+    def joined(self, number: int) -> Future[None]:
+        """Return a future that is done once the agent of a machine has joined, and fails if it cannot join."""
+        return self._joined.setdefault(number, self._loop.create_future())
+
+    def lose(self, number: int, why: str) -> None:
+        """Do not admit the agent of a machine any more; no-op if it has joined."""
+        loop_tasks.fail(self.joined(number), LostPlaceError(why))
+
+    def close(self) -> None:
+        """Have all agents exit, and end the connections to them."""
+        self._is_closing = True
+        for client in self.clients.values():
+            client.end(0)
+        self._link.close()
+
+    def _join(self, agent: str, hello: NodeHello) -> None:
+        """Admit an agent that has connected."""
+        number = hello.machine
+        # An invitation is valid once.
+        if number not in range(1, len(self.machines)) or self.joined(number).done():
+            return
+        self.clients[number] = AgentClient(
+            self._link,
+            agent,
+            self.machines[number].name,
+            partial(self._post, self._lost, number),
+            self._changes,
+            self._settings,
+        )
+        self.joined(number).set_result(None)
+
+    def _lost(self, number: int) -> None:
+        if not self._is_closing:  # Else the helper would kill an agent that cleans up.
+            self._on_lost(number)
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        with suppress(RuntimeError):  # The pool is closed.
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    # In the thread of the link
+
+    def _greeted(self, agent: str, greeting: bytes) -> None:
+        with suppress(ValueError):
+            self._post(self._join, agent, decode(greeting, NodeHello))

@@ -75,7 +75,7 @@ class Connected(Struct, frozen=True, tag=True):
 
 
 class HelperFailed(Struct, frozen=True, tag=True):
-    """The helper exits, since it cannot connect to the cluster, or after an error."""
+    """The helper exits, since it cannot connect to the cluster."""
 
     reason: str
 
@@ -117,4 +117,4 @@ class PlaceFailed(Struct, frozen=True, tag=True):
     """True if a node was lost meanwhile, so that another request may succeed."""
 
 
-ToController = Connected | HelperFailed | AgentStarted | AgentEnded | PlaceReserved | PlaceWaits | PlaceFailed
+ToController = AgentStarted | AgentEnded | PlaceReserved | PlaceWaits | PlaceFailed

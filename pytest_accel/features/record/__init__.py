@@ -7,7 +7,7 @@ which also join the records of several sessions. While a session runs, it gives 
 It receives the events of the pool (`core/record_events.py`).
 
 From hooks to the file: `record_hooks` and `record_file`. From the file to sessions: `timeline` (pure). From sessions to
-text: `chrome_trace`, `github_summary`, `census` and `report_page`.
+text: `chrome_trace`, `session_summary` and `census`.
 
 Tests: ``tests/features/record``. Pages: ``docs/reference/record.md``, ``docs/how-to/find-out-what-is-wrong.md`` and
 those in ``docs/how-to/ci``.

@@ -13,7 +13,7 @@ from itertools import count, zip_longest
 from typing import Any, NamedTuple
 
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.features.record.timeline import Session, lane_rows
+from pytest_accel.features.record.timeline import Session
 
 
 class _Track(NamedTuple):
@@ -89,12 +89,17 @@ class _Trace:
             self._add(phase, thread, at, cat="collective", id=number, **fields)
 
     def add_devices(self, sessions: Sequence[Session]) -> None:
-        """Add the tests on each device."""
-        rows = [(lane, row) for lane, of_lane in lane_rows(sessions) if lane.session is None for row in of_lane]
-        processes = {host: self._process(f"devices of {host}") for host in dict.fromkeys(lane.host for lane, _ in rows)}
-        for lane, row in rows:
-            thread = self._thread(processes[lane.host], lane.name)
-            for test in row:
+        """Add the tests on each device, which has a thread more for each further test that shares it."""
+        indices = {lane: device.index for session in sessions for lane, device in session.devices.items()}
+        runs = sorted((test for session in sessions for test in session.tests), key=lambda test: test.span.start)
+        lanes = indices | {lane: len(indices) for test in runs for lane in test.lanes if lane not in indices}
+        processes = {host: self._process(f"devices of {host}") for host in sorted({lane.host for lane in lanes})}
+        for lane in sorted(lanes, key=lambda lane: (lane.host, lane.kind, lanes[lane], lane.name)):
+            ends = {self._thread(processes[lane.host], lane.name): 0.0}
+            for test in (test for test in runs if lane in test.lanes):
+                free = (thread for thread, end in ends.items() if end <= test.span.start)
+                thread = next(free, None) or self._thread(processes[lane.host], lane.name)
+                ends[thread] = test.span.stop
                 failure = "" if test.failure is None else test.failure.headline
                 self._slice(thread, test.test, test.span, verdict=test.verdict, failure=failure)
 

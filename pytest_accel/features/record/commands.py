@@ -16,8 +16,8 @@ from pytest_accel.features.record.timeline import Session, sessions_of
 
 _MAKERS = {
     "trace": ("chrome_trace:trace_text", "a trace for ui.perfetto.dev or chrome://tracing"),
-    "report": ("report_page:page", "an HTML page"),
-    "summary": ("github_summary:summary", "a summary in GitHub's Markdown"),
+    "report": ("session_summary:page", "an HTML page"),
+    "summary": ("session_summary:markdown", "a summary in GitHub's Markdown"),
 }
 """The function that makes each kind of file, and its description. Only the module of the wanted kind is imported."""
 
@@ -41,9 +41,7 @@ def make(kind: str, sessions: Sequence[Session]) -> str:
 
 def _make_of_records(kind: str, arguments: Sequence[str]) -> int:
     parser = _parser(kind, f"Make {_MAKERS[kind][1]} of the records of one or several sessions.")
-    to_stdout = " (default: standard output)" if kind == "summary" else ""
-    required = kind != "summary"
-    parser.add_argument("-o", "--output", required=required, metavar="FILE", help=f"the file to write{to_stdout}")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
     given = parser.parse_args(arguments)
     try:
         if kind == "report":

@@ -7,7 +7,6 @@ sends `SIGINFO`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from os import close, dup, write
 from pathlib import Path
@@ -16,7 +15,7 @@ from signal import SIG_DFL, getsignal
 from signal import signal as set_handler
 from threading import current_thread, main_thread
 from traceback import format_exc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -24,10 +23,11 @@ from pytest_accel.compat.pytest_shims import is_subtest, terminal_file
 from pytest_accel.compat.xdist_shims import worker_of_starting_test
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import folders_of, raised_in_suite
+from pytest_accel.core.frames import Folders, folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
-from pytest_accel.features.record.pool_snapshot import PoolSnapshot, Progress, progress, snapshot
-from pytest_accel.pool.pool import waiting_text
+from pytest_accel.diagnostics.diagnosis import Examiner, collectives
+from pytest_accel.pool.pool import Pool, waiting_text
+from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
@@ -133,26 +133,18 @@ class LiveHooks:
         """Return the lines about the running and the waiting tests. This may take seconds."""
         try:
             pool, now, running = self._session.pool, monotonic(), dict(self._running)
-            state, folders = pool.call(snapshot, pool), folders_of(self._session.config)
-            lines = [_headline(running, state)]
+            state, folders = pool.call(_look, pool), folders_of(self._session.config)
+            counts = f"{len(running)} running", f"{len(state.waiting)} waiting", state.in_use
+            lines = [f"accel: {', '.join(filter(None, counts))}"]
             # A worker has at most one world, maybe requested for an earlier test.
-            worlds = {self._worker_of[test]: world for world, test in state.drivers if test in self._worker_of}
+            worlds = {self._worker_of[test]: world for test, world in state.worlds.items() if test in self._worker_of}
             for worker, (test, since, phase) in running.items():
                 about = ", ".join(filter(None, (worker, f"{now - since:.0f} s", phase)))
-                found = progress(pool, worlds[worker]) if worker in worlds else Progress()
-                ranks = "; ".join(progress_parts(*found, folders))
+                ranks = "; ".join(_progress(pool, worlds[worker], folders) if worker in worlds else ())
                 lines.append(f"  {test} ({about}): {ranks}".removesuffix(": "))
-            for number, test, since in state.waiting:
-                text = pool.call(pool.waiting, number) or f"{test} waits for the start of its ranks"
-                lines.append(f"  {waiting_text(text, now - since)}")
-            return lines
+            return [*lines, *(f"  {text}" for text in state.waiting)]
         except Exception:  # The end of this thread with an error could fail the running test.
             return ["accel: the report has failed", *format_exc().splitlines()]
-
-
-def _headline(running: Mapping[str, object], state: PoolSnapshot) -> str:
-    used = [f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else []
-    return f"accel: {', '.join((f'{len(running)} running', f'{len(state.waiting)} waiting', *used))}"
 
 
 def _is_free(number: int) -> bool:
@@ -162,3 +154,51 @@ def _is_free(number: int) -> bool:
         if int(caught, 16) >> (number - 1) & 1:
             return False
     return getsignal(number) is SIG_DFL
+
+
+class _PoolState(NamedTuple):
+    """The present state of a pool."""
+
+    waiting: list[str]
+    """What each request for a world waits for that has not been answered."""
+    worlds: dict[str, int]
+    """The number of each world that a driver has or will get, by the test for which it was requested."""
+    in_use: str
+    """The number of the devices of these worlds, and that of all devices; empty if no device is known."""
+
+
+def _look(pool: Pool) -> _PoolState:
+    """Return the present state, in the pool's thread."""
+    now = monotonic()
+    waiting = [
+        waiting_text(
+            pool.waiting(one.id) or f"{one.demand.holder.test} waits for the start of its ranks", now - one.since
+        )
+        for one in pool.requests.values()
+        if one.demand.key.ranks
+    ]
+    worlds = [one for one in pool.worlds.values() if one.state in (WorldState.STARTING, WorldState.IN_USE)]
+    used = {
+        (world.spec.machine_of(rank), device.id)
+        for world in worlds
+        for rank in range(world.spec.ranks)
+        for device in world.spec.devices_of(rank)
+    }
+    of_tests = {one.request.demand.holder.test: one.spec.world for one in worlds if one.request and one.spec.ranks}
+    in_use = f"{len(used)} of {count_text(len(pool.devices), 'device')} in use" if pool.devices else ""
+    return _PoolState(waiting, of_tests, in_use)
+
+
+def _progress(pool: Pool, number: int, folders: Folders) -> list[str]:
+    """Return what the living ranks of a world are doing. This does not disturb them, and may take a second.
+
+    It takes no stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal for records
+    does not.
+    """
+    world = pool.call(pool.worlds.get, number)
+    if world is None or world.state is not WorldState.IN_USE:
+        return []
+    records = Examiner(pool.directory, world.spec).records(pool.call(lambda: world.alive))
+    places = {rank: record.place for rank, record in records.items() if record.place and not record.finished}
+    finished = [rank for rank, record in records.items() if record.finished]
+    return progress_parts(places, finished, collectives(records), folders)

@@ -24,8 +24,7 @@ from pytest_accel.core.frames import Folders, failure_place, folders_of, is_libr
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.commands import check_report, make
-from pytest_accel.features.record.events import SCHEMA
-from pytest_accel.features.record.record_file import RecordError, RecordFile
+from pytest_accel.features.record.record_file import SCHEMA, RecordError, RecordFile
 from pytest_accel.features.record.timeline import sessions_of
 from pytest_accel.settings import options
 
@@ -190,9 +189,9 @@ class RecordHooks:
         try:
             sessions = sessions_of([self._file.read()]) if self._in_ci or self._report is not None else []
             if self._in_ci and any(test.wait or test.world or test.missing for test in sessions[0].tests):
-                from pytest_accel.features.record import github_summary
+                from pytest_accel.features.record import session_summary
 
-                if (problem := github_summary.add_to_page(sessions, os.environ["GITHUB_STEP_SUMMARY"])) is not None:
+                if (problem := session_summary.add_to_page(sessions, os.environ["GITHUB_STEP_SUMMARY"])) is not None:
                     self._session.show(f"accel: {problem}")
             if self._report is not None:
                 whole_file.write(self._report, make("report", sessions))

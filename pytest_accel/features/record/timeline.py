@@ -1,4 +1,4 @@
-"""The runs of tests, the worlds, and the use of devices over time, in one or several recorded sessions.
+"""The runs of tests, the worlds, and the use of devices, in one or several recorded sessions.
 
 Pure functions of the events. Times are seconds since the epoch, of the clock of the machine that reported them.
 """
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_accel.features.record.events import Event
+from pytest_accel.features.record.record_file import Event
 
 Verdict = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed", "rerun", "unfinished"]
 """The verdict on one run of a test: pytest's, ``rerun`` if another run follows, or ``unfinished`` without an end."""
@@ -29,15 +29,12 @@ class Period(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A device, or a worker of a session for its tests with ranks on the CPU. Sessions on one machine share devices."""
+    """A device. Sessions on one machine share devices."""
 
     host: str
     kind: str
-    """The kind of the device; ``cpu`` for a worker."""
     name: str
-    """The id of the device, or the name of the worker."""
-    session: int | None = None
-    """The session of a worker, by its position; None for a device."""
+    """The id of the device."""
 
 
 @dataclass(slots=True)
@@ -76,7 +73,7 @@ class TestRun:
     world: Event | None = None
     """The start of the ranks in which it ran."""
     lanes: dict[Lane, float] = field(default_factory=dict)
-    """The devices that the test ran on, and its share of each; its worker if it had ranks without devices."""
+    """The devices that the test ran on, and its share of each."""
     until: float | None = None
     """Time at which its process crashed or the record ended, for a test that was running then; else None."""
 
@@ -132,7 +129,7 @@ class TestRun:
     @property
     def device_seconds(self) -> float:
         """Seconds that the test ran, times the number of its devices; a part of a device counts as a fraction."""
-        return self.span.seconds * sum(share for lane, share in self.lanes.items() if lane.session is None)
+        return self.span.seconds * sum(self.lanes.values())
 
 
 @dataclass(slots=True)
@@ -169,8 +166,7 @@ class Session:
 
 def sessions_of(records: Iterable[Sequence[Event]]) -> list[Session]:
     """Return the sessions of several records in the order in which they started."""
-    ordered = sorted(records, key=lambda record: record[0].at)
-    return [_session(record, number) for number, record in enumerate(ordered)]
+    return [_session(record) for record in sorted(records, key=lambda record: record[0].at)]
 
 
 def covered(periods: Iterable[tuple[float, float]]) -> float:
@@ -182,31 +178,7 @@ def covered(periods: Iterable[tuple[float, float]]) -> float:
     return seconds
 
 
-def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun]]]]:
-    """Return the tests on each device and worker of `sessions`, in rows; a device without a test has an empty row.
-
-    Lanes are in the order of their hosts; on a host, devices in the order of their indices come before workers. In
-    a row, no test begins before the previous test has ended: a lane has several rows if tests shared it.
-    """
-    indices = {lane: device.index for session in sessions for lane, device in session.devices.items()}
-    rows: dict[Lane, list[list[TestRun]]] = {lane: [[]] for lane in indices}
-    tests = (test for session in sessions for test in session.tests)
-    for test in sorted(tests, key=lambda test: test.span.start):
-        for lane in test.lanes:
-            of_lane = rows.setdefault(lane, [[]])
-            row = next((row for row in of_lane if not row or row[-1].span.stop <= test.span.start), None)
-            if row is None:
-                of_lane.append(row := [])
-            row.append(test)
-
-    def order(lane: Lane) -> tuple[str, int, str, int, int, str]:
-        session = -1 if lane.session is None else lane.session
-        return lane.host, session, lane.kind, indices.get(lane, len(indices)), len(lane.name), lane.name
-
-    return [(lane, rows[lane]) for lane in sorted(rows, key=order)]
-
-
-def _session(record: Sequence[Event], position: int) -> Session:
+def _session(record: Sequence[Event]) -> Session:
     session = Session(record[0], Period(record[0].at, max(event.at for event in record)))
     waits: dict[int, Wait] = {}
     latest_wait: dict[str, Wait] = {}
@@ -257,7 +229,11 @@ def _session(record: Sequence[Event], position: int) -> Session:
         run.world = run.world or (None if run.wait is None else run.wait.world)
         run.until = session.span.stop if run.verdict == "unfinished" else None
     session.tests.sort(key=lambda run: run.span.start)
-    _place(session, position)
+    for run in session.tests:
+        for place in () if run.world is None else run.world.places:
+            for device in place.devices:
+                lane = session.device(place.machine, device)
+                run.lanes[lane] = min(1.0, run.lanes.get(lane, 0.0) + place.share)
     return session
 
 
@@ -272,14 +248,3 @@ def _add_phase(run: TestRun, event: Event) -> None:
         shown = {name: getattr(before, name) for name in ("outcome", "headline", "failure", "place", "output")}
         event = replace(event, **shown)
     run.phases.append(event)
-
-
-def _place(session: Session, position: int) -> None:
-    """Determine the devices of each test; its worker in their place if its ranks have none."""
-    for test in session.tests:
-        for place in () if test.world is None else test.world.places:
-            for device in place.devices:
-                lane = session.device(place.machine, device)
-                test.lanes[lane] = min(1.0, test.lanes.get(lane, 0.0) + place.share)
-        if test.world is not None and not test.lanes:
-            test.lanes[Lane(session.host, "cpu", test.worker or "pytest", position)] = 1.0

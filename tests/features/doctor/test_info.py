@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.doctor.info import look, table
+from pytest_accel.features.doctor.hooks import look, table
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from tests.session_server import WITHOUT_TORCH
 

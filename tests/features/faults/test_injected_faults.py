@@ -198,7 +198,7 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
     assert text in run.failure("test_delay_that_does_not_come")
     failure = run.failure("test_unknown_function")
     assert '>       faults.kill(1, at="reduce_all")\nE       ValueError: at must be one of all_gather, ' in failure
-    assert "injection.py" not in failure, "the line of the test is the place"
+    assert "announcements.py" not in failure, "the line of the test is the place"
 
 
 _RACE = """

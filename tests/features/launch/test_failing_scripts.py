@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pytest_accel import LaunchError, LaunchTimeout
-from pytest_accel.features.launch.launch_api import Launch
+from pytest_accel.features.launch.hooks import Launch
 from tests.deadline import scaled
 
 Script = Callable[[str], Path]

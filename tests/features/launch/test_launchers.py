@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.launch.launch_api import Launch
+from pytest_accel.features.launch.hooks import Launch
 from tests.features.launchers import slurm
 
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.features.order.tasks import SLOTS, Need, Task, seconds_of
-from pytest_accel.features.planning.forecast import makespan
-from pytest_accel.features.planning.plan import clock
+from pytest_accel.features.planning.plan import clock, makespan
 
 DEVICES = 4
 

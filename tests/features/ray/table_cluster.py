@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec import Struct, structs
 
 from pytest_accel.features.launchers.agent_client import EnvironmentChanges
-from pytest_accel.features.ray.cluster_starter import ClusterStarter
+from pytest_accel.features.ray.ray_cluster import ClusterStarter, RayCluster
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     AgentStarted,
@@ -44,7 +44,7 @@ class _Free:
     ranks: int = 4
 
 
-class TableCluster:
+class TableCluster(RayCluster):
     """A fake cluster that serves requests in the order of their arrival. Each node has room for four ranks.
 
     A thread takes the place of the helper process.
@@ -81,7 +81,7 @@ class TableCluster:
     def kill(self) -> None:
         self._helper.close()
 
-    def close(self) -> list[int]:
+    def wait(self) -> list[int]:
         """Wait until all agents have ended, and return their exit statuses. The pool must have been closed."""
         self.connection.close()
         return [process.wait(60) for process in self.processes]
@@ -180,7 +180,7 @@ def start_agent(invitation: Invitation, environment: Mapping[str, str]) -> subpr
     ignore = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     )
-    agent = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()})"
+    agent = f"from pytest_accel.features.ray.cluster_node import run; run({os.getpid()})"
     command = [sys.executable, "-c", ignore, sys.executable, "-c", agent]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, **environment}

@@ -13,7 +13,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, Bundles, RayMachine, RayNode, choose_bundles
-from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
+from pytest_accel.features.sizes import pytest_accel_plan_all
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.settings.options import Settings

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.ray.cluster_agent import additions
-from pytest_accel.features.ray.suite_code import difference, suite_code
+from pytest_accel.features.ray.cluster_node import additions, difference, suite_code
 
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0"}
 HERE = {**VERSIONS, "a.py": "1", "b.py": "2"}
 
 
 def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path: Path) -> None:
-    for name in ("test_a.py", "pkg/b.py", ".hidden/c.py", "env/lib/d.py", "pkg/__pycache__/e.py", "data.txt"):
+    for name in (
+        "test_a.py",
+        "pkg/b.py",
+        ".hidden/c.py",
+        "site-packages/d.py",
+        "pkg/__pycache__/e.py",
+        "data.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "env" / "pyvenv.cfg").touch()
-    os.mkfifo(tmp_path / "pipe.py")
     found = suite_code(str(tmp_path))
     assert sorted(name for name in found if name.endswith(".py")) == ["pkg/b.py", "test_a.py"]
     assert {"Python", "pytest", "pytest-accel"} <= found.keys()

@@ -14,8 +14,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_accel import read_record
-from pytest_accel.features.record.events import Event
-from pytest_accel.features.record.record_file import RecordFile
+from pytest_accel.features.record.record_file import Event, RecordFile
 from pytest_accel.features.record.timeline import Session, TestRun, sessions_of
 from tests.features.conftest import Suite, session_server, suite
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_accel.core.marks import MarkError
-from pytest_accel.features.resources.needs_mark import leases
+from pytest_accel.features.resources import leases
 from pytest_accel.hardware.inventory import PretendedMachine
 
 GIB = 2**30

@@ -1,10 +1,20 @@
-"""Calls of the kernel, and the failures of calls that a fake process group cannot serve. Runs in ranks only.
+"""Ranks without processes: ``distributed(4096, backend="fake")`` runs one process of a group of any size.
+
+The process group is torch's fake group. Its collectives exchange nothing, so a test in such a group sees shapes,
+placements and memory of sizes that no machine has, and never values. A call that needs another rank fails the test.
 
 Messages and functions that exchange objects are refused. Collectives of tensors are not: they leave this rank's own
 data, or copies of it, in their results (older releases of torch leave some results uninitialised). Filling the
 results with NaN, so that no comparison of values passes, was rejected: a loss of NaN changes what the code under test
 does (loss scaling, checks for finite gradients), integers have no NaN, and some of them are sizes (of the tokens for
 each expert). On the meta device there are no values, and reading one is an error.
+
+The module runs in ranks only. The kernel opens the group like any other, with a size of its own
+(`core.world_key.WorldKey.fake_size`), and knows which arguments of the marks and which fixtures have no meaning in it
+(`driver/item_plan.py`, `core/missing_mark.py`). The world key has the backend, so the process runs no other tests, and
+the functions that are replaced in it are not restored.
+
+Tests: ``tests/features/fake_group``. Section: "Sizes that no machine has" in ``docs/how-to/process-groups.md``.
 """
 
 from __future__ import annotations

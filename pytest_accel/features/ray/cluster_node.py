@@ -1,15 +1,20 @@
-"""The program of the agent of a node, a child process of the node's actor, which ends with it.
+"""A node of the cluster: the code and the environment with which it would run tests, and the program of its agent.
 
-The actor itself cannot be the agent: Ray kills the children of a process with it, and the agent's child is the fork
-server, which removes what is left if the agent is killed.
+The agent is a child process of the node's actor, and ends with it. The actor itself cannot be the agent: Ray kills the
+children of a process with it, and the agent's child is the fork server, which removes what is left if the agent is
+killed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import signal
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
 
 from pytest_accel.core import log, processes
 from pytest_accel.core.kinds import KINDS
@@ -69,3 +74,50 @@ def serve(invitation: Invitation) -> int:
         print(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}", file=sys.stderr)
         return 1
     return serve_driver(link)
+
+
+_PACKAGES = ("pytest-accel", "pytest", "torch")
+_NO_CODE = {"__pycache__", "node_modules", "site-packages"}
+"""Names of folders without code of the suite."""
+_NAMED = 3
+"""Maximum number of packages and files that a message names."""
+
+
+def suite_code(rootdir: str) -> dict[str, str]:
+    """Return the code on this machine: versions by package, and digests of the Python files by path below `rootdir`.
+
+    Hidden folders and installed packages do not count.
+    """
+    found = {"Python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    for path in _python_files(rootdir):
+        with suppress(OSError), open(path, "rb") as file:  # The file may have been deleted, or be unreadable.
+            found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
+    return found
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """Return how the code `there`, on another machine, differs from the code on this machine; None if it does not."""
+    names = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
+    if not names:
+        return None
+    if any(map(_is_file, here)) and not any(map(_is_file, there)):
+        return "it has no Python files there; the suite must have the same path on all machines"
+    texts = [
+        name if _is_file(name) else f"{name} {there.get(name, 'is missing')} (here {here.get(name, 'missing')})"
+        for name in sorted(names, key=lambda name: (_is_file(name), name))
+    ]
+    more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return f"it has other code: {', '.join(texts[:_NAMED])}{more}"
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py")
+
+
+def _python_files(rootdir: str) -> Iterator[str]:
+    for folder, folders, names in os.walk(rootdir):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CODE]
+        yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))

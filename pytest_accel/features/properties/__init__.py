@@ -1,1 +1,0 @@
-"""Property-based tests on several ranks: Hypothesis runs the same examples on all ranks."""
