@@ -24,7 +24,9 @@ from typing import Any
 from msgspec import Struct, structs
 
 from pytest_accel.core import loop_tasks, prctl, session_folder, threads
+from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
+from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import rank_path, server_log_path
 from pytest_accel.core.truncation import tail
@@ -40,8 +42,7 @@ from pytest_accel.features.launchers.agent_messages import (
     WatchServer,
 )
 from pytest_accel.features.launchers.machine_link import AgentLink, Target
-from pytest_accel.features.launchers.reserved_devices import shown_devices
-from pytest_accel.features.launchers.waiting_process import DRIVER_LOST, EXIT_TIMEOUT, ignore_interrupts, use_cores
+from pytest_accel.features.launchers.rendezvous import DRIVER_LOST, EXIT_TIMEOUT, ignore_interrupts, use_cores
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
@@ -293,3 +294,21 @@ def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Return this process's environment with `changes`; None removes a variable."""
     environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
     return {name: value for name, value in environment.items() if changes.get(name, "") is not None}
+
+
+def shown_devices(machine: Machine, kind: str, mask: str, need: DeviceNeed) -> frozenset[str]:
+    """Return the ids of the devices of this `machine` that `mask` shows, as a process without a mask numbers them.
+
+    Raise :class:`PlaceError` if they do not suffice for `need`.
+    """
+    vendor, inventory = machine.vendor(kind), machine.of(kind)
+    variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
+    if variable is None:
+        raise PlaceError(f"{kind} devices have no mask, by which a cluster could name them")
+    # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
+    environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
+    names = frozenset(device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask}))
+    shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
+    if (missing := shortfall(need, shown)) is not None:
+        raise PlaceError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+    return names

@@ -24,10 +24,15 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.missing_places import missing_place
-from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.rendezvous import Address, RendezvousError
-from pytest_accel.features.launchers.waiting_process import WaitingProcess, own_cores, use_cores, wait_for_end
+from pytest_accel.features.launchers.placement import Layout, RankMachine, missing_place
+from pytest_accel.features.launchers.rendezvous import (
+    Address,
+    RendezvousError,
+    WaitingProcess,
+    own_cores,
+    use_cores,
+    wait_for_end,
+)
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.local_starter import LocalStarter

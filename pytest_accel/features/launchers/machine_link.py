@@ -1,7 +1,7 @@
 """Connections between the driver and the agents of its session, over zmq, encrypted and authenticated by CURVE.
 
 The driver listens with one ROUTER for all agents, and each agent connects a DEALER to it. The driver's key pair follows
-from the job's secret (`job_secret`), and its public key is never sent in the clear. The first message of an agent's
+from the job's secret (`rendezvous`), and its public key is never sent in the clear. The first message of an agent's
 handshake must be encrypted for that key, and only its owner can answer. So each end has proved that it knows the secret
 before either reads a message, and agents need no keys of their own. zmq itself closes connections that are slow, half
 open or from another program.
@@ -33,7 +33,7 @@ from pytest_accel.compat.asyncio_shims import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.features.launchers.agent_messages import AgentTarget
-from pytest_accel.features.launchers.job_secret import WrongSecret
+from pytest_accel.features.launchers.rendezvous import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame

@@ -11,9 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.launchers.agent import shown_devices
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
 from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.reserved_devices import shown_devices
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words

@@ -1,8 +1,11 @@
-"""The placement of a world's ranks on the machines of a session."""
+"""The placement of a world's ranks on the machines of a session, and why there may be none. Pure functions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.item_plan import Resources, missing_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,21 @@ class Layout:
         count = max(machines, -(-ranks // self.ranks))
         each, rest = divmod(ranks, count)
         return [machine for machine in range(count) for _ in range(each + (machine < rest))]
+
+
+def missing_place(key: WorldKey, layout: Layout, launcher: str, resources: Resources) -> str | None:
+    """Return why the processes of `launcher` can never run a group of ranks of `key`, or None if they can.
+
+    `layout` has their machines.
+    """
+    if (shortage := layout.shortage(key.ranks, key.machines, launcher)) is not None:
+        return shortage
+    if key.launcher is not None:
+        return f"its ranks are started by {key.launcher}, which a session under {launcher} does not do"
+    machines = layout.machines_of(key.ranks, key.machines)
+    if key.need is None or not any(machines):
+        return missing_devices(key, resources)
+    # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
+    # refuses their lease.
+    missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
+    return None if missing is None else f"{missing} (on {layout.names[0]})"

@@ -9,15 +9,19 @@ exports the port and the secret.
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import os
 import platform
 import queue
 import secrets
+import select
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +32,14 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 from msgspec import Struct, structs
 
-from pytest_accel.core import log
+from pytest_accel.core import log, prctl, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.launchers import job_secret
-from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.job_secret import WrongSecret
+from pytest_accel.features.launchers.agent_messages import End, Hello
 from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
@@ -46,6 +48,10 @@ from pytest_accel.messages.unix_sockets import Connection
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink
 
+SECRET_VARIABLE = "PYTEST_ACCEL_SECRET"
+HOW_TO_MAKE_ONE = f"export {SECRET_VARIABLE}=$(python3 -c 'import secrets; print(secrets.token_hex())')"
+_SHORTEST = 16
+"""Minimum number of characters: an attacker who reads the network can check guesses."""
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
 _LONGEST = 1 << 24
@@ -71,6 +77,10 @@ else:
     sys.stdout.write(store.get(key).decode())
 """
 """Program of the process that accesses the store of torchrun's agents (`_ask_store`)."""
+DRIVER_LOST = 1
+"""Exit status of a process whose driver has exited without sending `End`."""
+EXIT_TIMEOUT = 30.0
+"""Seconds that a driver may take to exit after it has sent `End`."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
 Greeting = TypeVar("Greeting")
 Caller = TypeVar("Caller")
@@ -78,6 +88,14 @@ Caller = TypeVar("Caller")
 
 class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
+
+
+class SecretError(Exception):
+    """The secret is not usable; the message says why, and what to do."""
+
+
+class WrongSecret(ConnectionError):
+    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +134,8 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
             f"the others reach it, and MASTER_PORT, a free port there {_ALONE}"
         )
     try:
-        secret = job_secret.read_secret(environ)
-    except job_secret.SecretError as error:
+        secret = read_secret(environ)
+    except SecretError as error:
         raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
     key = None
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -125,8 +143,8 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     elif not secret:
         raise RendezvousError(
             f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret by which they "
-            f"know each other. Export {job_secret.VARIABLE} with the same value to all of them: "
-            f"{job_secret.HOW_TO_MAKE_ONE} {_ALONE}"
+            f"know each other. Export {SECRET_VARIABLE} with the same value to all of them: "
+            f"{HOW_TO_MAKE_ONE} {_ALONE}"
         )
     job = (process.launcher, str(process.size), host, port, *process.job)
     return Address(host, int(port), secret, key, job)
@@ -275,6 +293,50 @@ def _unreachable(process: LauncherEnv, own: Hello, where: str, timeout: float, w
     )
 
 
+class WaitingProcess:
+    """Rank 0's end of the connection to a waiting process."""
+
+    machine_loss = None
+    """Always None: the process is on this machine."""
+
+    def __init__(self, connection: Connection, on_lost: Callable[[], None]) -> None:
+        """`on_lost` is called in a thread of this object when the connection has ended."""
+        self.lost = False
+        """True if the connection has ended."""
+        self._connection = connection
+        self._on_lost = on_lost
+        threads.start(self._watch, "accel-launched")
+
+    def _watch(self) -> None:
+        with suppress(EOFError, OSError):
+            self._connection.recv_bytes()
+        self.lost = True
+        self._on_lost()
+
+    def end(self, status: int) -> None:
+        """Have the process exit with `status`."""
+        with suppress(OSError):  # It has ended.
+            self._connection.send_bytes(encode(End(status, os.getpid())))
+
+
+def wait_for_end(driver: Connection) -> int:
+    """Wait until the driver has exited; return the exit status for this process."""
+    ignore_interrupts()
+    step("waits for the end of the session")
+    try:
+        end: End = decode(driver.recv_bytes(), End)
+    except (EOFError, OSError):
+        step("the connection to the driver has ended")
+        return DRIVER_LOST
+    step("the driver ends with status %d", end.status)
+    # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its connection
+    # ends before the launcher can see its exit status.
+    if (exit := prctl.end_of(end.driver)) is not None:
+        select.select([exit], [], [], EXIT_TIMEOUT)
+        os.close(exit)
+    return end.status
+
+
 # Several machines
 
 
@@ -289,9 +351,9 @@ def gather_machines(
 
     calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
     random = secrets.token_bytes(32)
-    port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
+    port, secret = (where.port, where.secret) if where.key is None else (0, mixed(random, where.secret))
     try:
-        key = job_secret.driver_key(secret, where.job)
+        key = driver_key(secret, where.job)
         link = DriverLink(key, port, lambda *call: calls.put(call))
     except OSError as error:
         raise RendezvousError(f"rank 0 cannot listen at port {port}: {error}; set another MASTER_PORT") from None
@@ -325,7 +387,7 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
     if where.key is not None:
         step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
         port, random = _read_store(where, timeout)
-        secret = job_secret.mixed(random, where.secret)
+        secret = mixed(random, where.secret)
     step("looks for rank 0 at %s, port %d", where.host, port)
     there = f"{where.host}, port {port}"
 
@@ -333,10 +395,10 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
         return structs.replace(own, address=address, driver_address=driver_address)
 
     try:
-        return call([where.host], port, job_secret.driver_key(secret, where.job), timeout, "rank 0", hello)
+        return call([where.host], port, driver_key(secret, where.job), timeout, "rank 0", hello)
     except WrongSecret:
         raise RendezvousError(
-            f"the process that listens for rank 0 at {there}, has another secret ({job_secret.VARIABLE}) than rank "
+            f"the process that listens for rank 0 at {there}, has another secret ({SECRET_VARIABLE}) than rank "
             f"{process.rank} on {own.host}, or belongs to another job"
         ) from None
     except ConnectionError as error:
@@ -380,6 +442,34 @@ def call(
         time.sleep(_RETRY_INTERVAL)
 
 
+# The secret
+
+
+def driver_key(secret: bytes, job: Sequence[str]) -> bytes:
+    """Return the private key of the driver in `job`, from which its public key follows.
+
+    Only processes that know `secret` have either key.
+    """
+    # JSON separates the values, so different values never result in the same text.
+    return hmac.digest(secret, json.dumps(["pytest-accel", *job]).encode(), "sha256")
+
+
+def mixed(random: bytes, users: bytes) -> bytes:
+    """Return a secret derived from both, since every process that reaches the agents' store can read `random`."""
+    return hmac.digest(random, users, "sha256")
+
+
+def read_secret(environ: Mapping[str, str]) -> bytes:
+    """Return the value of :data:`SECRET_VARIABLE`, or raise :class:`SecretError` if it is too short."""
+    text = environ.get(SECRET_VARIABLE, "").strip()
+    if 0 < len(text) < _SHORTEST:
+        raise SecretError(
+            f"the secret in {SECRET_VARIABLE} has {len(text)} characters; at least {_SHORTEST} are needed, so that "
+            f"nobody guesses it. To make one: {HOW_TO_MAKE_ONE}"
+        )
+    return text.encode(errors="surrogateescape")
+
+
 # The store of torchrun's agents
 
 
@@ -417,3 +507,27 @@ def own_interfaces() -> list[tuple[str, str]]:
     entries = [(name, one) for name, interface in psutil.net_if_addrs().items() for one in interface]
     found = [(name, one.address) for name, one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
     return [(name, at) for name, at in found if not at.startswith(("127.", "fe80:")) and at != "::1"]
+
+
+# The launched process itself
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C, which the driver handles. Ranks would inherit that a signal is ignored, but no handler."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
+def own_cores() -> tuple[int, ...]:
+    """Return the CPU cores that the launcher lets this process use; empty if this is not known."""
+    return tuple(sorted(os.sched_getaffinity(0))) if sys.platform == "linux" else ()
+
+
+def use_cores(cores: Collection[int]) -> None:
+    """Use these CPU cores in this process and in its ranks; no-op if there are none.
+
+    One process starts all ranks of a machine, and mpirun binds each process that it starts to a core of its own.
+    """
+    if sys.platform == "linux" and cores:
+        with suppress(OSError):  # None of them is present, in a container.
+            os.sched_setaffinity(0, cores)

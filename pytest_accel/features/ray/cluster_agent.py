@@ -15,9 +15,8 @@ from pytest_accel.core import log, prctl
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
-from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.rendezvous import call
+from pytest_accel.features.launchers.rendezvous import SECRET_VARIABLE, call
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages.struct_messages import decode
 
@@ -35,7 +34,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
     out, because they name the devices of one machine.
     """
     masks = {name for kind in KINDS.values() for name in kind.masks}
-    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", job_secret.VARIABLE}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", SECRET_VARIABLE}
     return {
         name: value
         for name, value in environ.items()
