@@ -21,7 +21,7 @@ from dataclasses import replace
 from traceback import format_exc
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pytest_accel.core import loop_tasks, prctl, session_folder, threads
 from pytest_accel.core.device import DeviceNeed
@@ -36,8 +36,6 @@ from pytest_accel.features.launchers.agent_messages import (
     KillServer,
     LeaseReply,
     LeaseRequest,
-    LeaseWanted,
-    ServerEnded,
     StartServer,
     WatchServer,
 )
@@ -77,8 +75,6 @@ class _Agent:
         """Set once the connection to the driver has ended, with an error that only this end knows, or None."""
         self._server: OwnServer | None = None
         """The last fork server."""
-        self._failure = ""
-        """The traceback if the last fork server could not be started."""
         self._spec: SessionSpec | None = None
         """The session's data for the last fork server, with the folder that it uses."""
         self._end: End | None = None
@@ -144,7 +140,7 @@ class _Agent:
         if isinstance(target, Inspection):
             threads.start(answer, "accel-inspector", call, self._directory, target)
         elif isinstance(target, WatchServer):
-            threads.start(self._watch, "accel-wait", self._server, self._failure, self._spec, call)
+            threads.start(self._watch, "accel-wait", self._server, self._spec, call)
         elif isinstance(target, LeaseRequest):
             self._start_task(self._lease(target, call), call)
         else:
@@ -198,14 +194,13 @@ class _Agent:
 
     def _start(self, message: StartServer, end: socket.socket) -> None:
         """Start a fork server whose end of its connection to the driver is `end`."""
-        self._server, self._failure = None, ""
+        self._server = None
         try:
             use_cores(message.cores)
             self._spec = self._own_spec(message)
             self._server = spawn_here(self._spec, end, changed_environment(message.environment))
-        except Exception as error:
-            step("cannot start a fork server: %r", error)
-            self._failure = format_exc()
+        except Exception:
+            self._finish(f"it cannot start a fork server\n{format_exc()}")
         else:
             step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
 
@@ -220,18 +215,17 @@ class _Agent:
             message.spec, directory=directory, basetemp=basetemp, remote=True, clock=self._link.clock, shared=shared
         )
 
-    def _watch(self, server: OwnServer | None, log: str, spec: SessionSpec, call: Connection) -> None:
-        """Wait for the end of the fork server, clean up after it, and tell the driver, with `log`.
+    def _watch(self, server: OwnServer | None, spec: SessionSpec, call: Connection) -> None:
+        """Wait for the end of the fork server, clean up after it, and send the end of its log.
 
         Processes that were started by ranks and outlived them are killed, too.
         """
-        if server is not None:
-            server.wait(None)
-            step("fork server %d has exited: status %s", spec.server, server.process.returncode)
-            kill_marked(spec.directory)
-            log = tail(server_log_path(spec.directory, spec.server))
-        _send(call, ServerEnded(log))
-        call.close()
+        with call, suppress(OSError):  # The driver may have closed the connection.
+            if server is not None:
+                server.wait(None)
+                step("fork server %d has exited: status %s", spec.server, server.process.returncode)
+                kill_marked(spec.directory)
+                call.send_bytes(tail(server_log_path(spec.directory, spec.server)).encode(errors="replace"))
 
     def _remove_folder(self) -> None:
         if self._spec is not None:
@@ -268,9 +262,7 @@ class _Agent:
             return
         self._held[lease] = call
         try:
-            _send(call, LeaseReply(devices=lease.devices))
-            if lease.wanted:
-                self._wanted(lease)
+            _send(call, LeaseReply(lease.devices, wanted=lease.wanted))
             await self._loop.create_future()
         finally:
             del self._held[lease]
@@ -279,13 +271,13 @@ class _Agent:
 
     def _wanted(self, lease: HeldLease) -> None:
         if lease in self._held:
-            _send(self._held[lease], LeaseWanted())
+            _send(self._held[lease], LeaseReply(lease.devices, wanted=True))
 
     def _lost(self, lease: HeldLease, why: str) -> None:
         self._finish(why)  # The ranks end with this process.
 
 
-def _send(call: Connection, message: Struct) -> None:
+def _send(call: Connection, message: LeaseReply) -> None:
     with suppress(OSError):  # The driver has closed the connection.
         call.send_bytes(encode(message))
 

@@ -21,8 +21,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pytest_accel.core import log, prctl, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.log import step, step_once
+from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers.agent_messages import End, Hello
 from pytest_accel.leases.shared_folder import VARIABLE
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink
 
 SECRET_VARIABLE = "PYTEST_ACCEL_SECRET"
-HOW_TO_MAKE_ONE = f"export {SECRET_VARIABLE}=$(python3 -c 'import secrets; print(secrets.token_hex())')"
+_HOW_TO_MAKE_ONE = f"export {SECRET_VARIABLE}=$(python3 -c 'import secrets; print(secrets.token_hex())')"
 _SHORTEST = 16
 """Minimum number of characters: an attacker who reads the network can check guesses."""
 TIMEOUT = 60.0
@@ -60,9 +60,6 @@ _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0."""
-_REFUSED_TIMEOUT = 5.0
-"""Seconds for which to retry if the process at rank 0's address ends the handshake: a busy one may be too slow for it,
-which looks like another secret."""
 _STORE = """
 import sys
 from datetime import timedelta
@@ -88,10 +85,6 @@ Caller = TypeVar("Caller")
 
 class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
-
-
-class SecretError(Exception):
-    """The secret is not usable; the message says why, and what to do."""
 
 
 class WrongSecret(ConnectionError):
@@ -133,21 +126,17 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
             f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an address of rank 0's machine at which "
             f"the others reach it, and MASTER_PORT, a free port there {_ALONE}"
         )
-    try:
-        secret = read_secret(environ)
-    except SecretError as error:
-        raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
-    key = None
+    key, secret = None, environ.get(SECRET_VARIABLE, "").strip()
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    elif not secret:
+    if len(secret) < _SHORTEST and (secret or key is None):
         raise RendezvousError(
-            f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret by which they "
-            f"know each other. Export {SECRET_VARIABLE} with the same value to all of them: "
-            f"{HOW_TO_MAKE_ONE} {_ALONE}"
+            f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret of at least "
+            f"{_SHORTEST} characters, by which they know each other. Export {SECRET_VARIABLE} with the same value to "
+            f"all of them: {_HOW_TO_MAKE_ONE} {_ALONE}"
         )
     job = (process.launcher, str(process.size), host, port, *process.job)
-    return Address(host, int(port), secret, key, job)
+    return Address(host, int(port), secret.encode(errors="surrogateescape"), key, job)
 
 
 def machine_identity() -> str:
@@ -216,16 +205,9 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
 
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
-    with _listener(rendezvous_path(process), process) as listener:
-        return _gather(process, partial(accept, listener, Hello), timeout)
-
-
-@contextmanager
-def _listener(path: str, process: LauncherEnv) -> Iterator[socket.socket]:
+    path = rendezvous_path(process)
     try:
         unix_sockets.connect(path).close()
-    except PermissionError as error:
-        raise RendezvousError(f"rank 0 cannot listen at {path}: {error.strerror}") from None
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(path)  # The socket of a process that was killed.
@@ -236,7 +218,7 @@ def _listener(path: str, process: LauncherEnv) -> Iterator[socket.socket]:
     with unix_sockets.listen(path, process.size) as listener:
         try:
             step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
-            yield listener
+            return _gather(process, partial(accept, listener, Hello), timeout)
         finally:
             os.unlink(path)
 
@@ -275,11 +257,9 @@ def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connecti
         try:
             connection = Connection(unix_sockets.connect(path).detach())
             connection.send_bytes(encode(own))
-        except PermissionError as error:
-            raise RendezvousError(f"this process cannot connect to rank 0 at {path}: {error.strerror}") from None
-        except OSError:
+        except OSError as error:
             if monotonic() >= deadline:
-                raise _unreachable(process, own, path, timeout, "no process listens there") from None
+                raise _unreachable(process, own, path, timeout, str(error)) from None
             time.sleep(_RETRY_INTERVAL)
         else:
             step("is connected to rank 0")
@@ -383,63 +363,27 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
+    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
+
     port, secret = where.port, where.secret
     if where.key is not None:
         step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
         port, random = _read_store(where, timeout)
         secret = mixed(random, where.secret)
     step("looks for rank 0 at %s, port %d", where.host, port)
-    there = f"{where.host}, port {port}"
 
     def hello(address: str, driver_address: str) -> Hello:
         return structs.replace(own, address=address, driver_address=driver_address)
 
     try:
-        return call([where.host], port, driver_key(secret, where.job), timeout, "rank 0", hello)
+        return call([where.host], port, driver_key(secret, where.job), hello, "rank 0", timeout)
     except WrongSecret:
         raise RendezvousError(
-            f"the process that listens for rank 0 at {there}, has another secret ({SECRET_VARIABLE}) than rank "
-            f"{process.rank} on {own.host}, or belongs to another job"
+            f"the process that listens for rank 0 at {where.host}, port {port}, has another secret ({SECRET_VARIABLE}) "
+            f"than rank {process.rank} on {own.host}, or belongs to another job"
         ) from None
     except ConnectionError as error:
-        raise _unreachable(process, own, there, timeout, str(error)) from None
-
-
-def call(
-    addresses: Sequence[str],
-    port: int,
-    key: bytes,
-    timeout: float,
-    driver: str,
-    hello: Callable[[str, str], Struct],
-) -> AgentLink:
-    """Connect to the driver at one of `addresses`, and greet it as `machine_link.call` does.
-
-    `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
-    address. If a process that listens there refuses the connection for some seconds, raise :class:`WrongSecret`.
-    """
-    from pytest_accel.features.launchers import machine_link  # Imported here, since it needs pyzmq.
-
-    deadline = monotonic() + timeout
-    refused_since: float | None = None
-    errors: dict[str, str] = {}
-    seen: set[str] = set()
-    while True:
-        for address in addresses:
-            try:
-                link = machine_link.call(address, port, key, hello)
-                step("is connected to %s at %s, port %d", driver, address, port)
-                return link
-            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
-                errors[address] = f"{address}: {error}"
-                if isinstance(error, WrongSecret):
-                    refused_since = refused_since or monotonic()
-                    if monotonic() >= refused_since + _REFUSED_TIMEOUT:
-                        raise
-                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
-        if monotonic() >= deadline:
-            raise ConnectionError("; ".join(errors.values()))
-        time.sleep(_RETRY_INTERVAL)
+        raise _unreachable(process, own, f"{where.host}, port {port}", timeout, str(error)) from None
 
 
 # The secret
@@ -457,17 +401,6 @@ def driver_key(secret: bytes, job: Sequence[str]) -> bytes:
 def mixed(random: bytes, users: bytes) -> bytes:
     """Return a secret derived from both, since every process that reaches the agents' store can read `random`."""
     return hmac.digest(random, users, "sha256")
-
-
-def read_secret(environ: Mapping[str, str]) -> bytes:
-    """Return the value of :data:`SECRET_VARIABLE`, or raise :class:`SecretError` if it is too short."""
-    text = environ.get(SECRET_VARIABLE, "").strip()
-    if 0 < len(text) < _SHORTEST:
-        raise SecretError(
-            f"the secret in {SECRET_VARIABLE} has {len(text)} characters; at least {_SHORTEST} are needed, so that "
-            f"nobody guesses it. To make one: {HOW_TO_MAKE_ONE}"
-        )
-    return text.encode(errors="surrogateescape")
 
 
 # The store of torchrun's agents

@@ -16,7 +16,8 @@ from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.rendezvous import SECRET_VARIABLE, call
+from pytest_accel.features.launchers.machine_link import call
+from pytest_accel.features.launchers.rendezvous import SECRET_VARIABLE
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages.struct_messages import decode
 
@@ -61,7 +62,7 @@ def serve(invitation: Invitation) -> int:
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     key, hello = bytes.fromhex(invitation.key), NodeHello(invitation.machine)
     try:
-        link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller", lambda *_: hello)
+        link = call(invitation.addresses, invitation.port, key, lambda *_: hello, "the controller", _JOIN_TIMEOUT)
     except ConnectionError as error:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
