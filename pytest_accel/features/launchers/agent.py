@@ -44,7 +44,7 @@ from pytest_accel.features.launchers.rendezvous import DRIVER_LOST, EXIT_TIMEOUT
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.leases.leases import HeldLease, Leases
+from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
@@ -79,9 +79,8 @@ class _Agent:
         """The session's data for the last fork server, with the folder that it uses."""
         self._end: End | None = None
         """The driver's last message."""
-        self._leases: tuple[Machine, Leases] | None = None
-        self._held: dict[HeldLease, Connection] = {}
-        """The connections of the leases that the driver has."""
+        self._leases: Leases | None = None
+        """The leases of this machine's devices. Each has the driver's connection as its owner."""
         self._tasks: set[asyncio.Task[None]] = set()
         link.serve(self._open_target, self._finish)
 
@@ -105,7 +104,7 @@ class _Agent:
             self._server.wait(KILL_TIMEOUT)
         self._loop.run_until_complete(self._end_tasks())
         if self._leases is not None:
-            self._leases[1].close()
+            self._leases.close()
         self._link.close()
         step("ends")
         self._remove_folder()
@@ -234,12 +233,12 @@ class _Agent:
 
     # The leases, with the locks of this machine
 
-    def _use(self, settings: Settings) -> tuple[Machine, Leases]:
-        """Return the machine and its leases, which the first settings describe."""
+    def _use(self, settings: Settings) -> Leases:
+        """Return the leases, of the devices that the first settings describe."""
         if self._leases is None:
             machine, waits = machine_for(settings), settings.busy == "wait"
-            self._leases = machine, Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
-            self._tasks.add(loop_tasks.start(self._leases[1].run()))
+            self._leases = Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
+            self._tasks.add(loop_tasks.start(self._leases.run()))
         return self._leases
 
     async def _lease(self, message: LeaseRequest, call: Connection) -> None:
@@ -247,33 +246,29 @@ class _Agent:
         # The lock file must name a process of this machine, for the other sessions here.
         demand = structs.replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
-            machine, leases = self._use(message.settings)
-            only = None
+            leases, only = self._use(message.settings), None
             if message.mask is not None:
-                only = shown_devices(machine, demand.key.kind, message.mask, message.need)
-            elif (missing := shortfall(message.need, machine.of(demand.key.kind))) is not None:
+                only = shown_devices(leases.machine, demand.key.kind, message.mask, message.need)
+            elif (missing := shortfall(message.need, leases.machine.of(demand.key.kind))) is not None:
                 raise PlaceError(missing)
-            lease = await leases.take(demand, need=message.need, only=only)
+            lease = await leases.take(demand, need=message.need, only=only, owner=call)
         except PlaceError as error:
             _send(call, LeaseReply(error=str(error)))
             return
         except Exception:
             _send(call, LeaseReply(error=format_exc()))
             return
-        self._held[lease] = call
         try:
-            _send(call, LeaseReply(lease.devices, wanted=lease.wanted))
+            _send(call, LeaseReply(lease.devices))
             await self._loop.create_future()
         finally:
-            del self._held[lease]
             # The driver may have killed the processes that used the devices.
             leases.give_back(lease, killed=True)
 
-    def _wanted(self, lease: HeldLease) -> None:
-        if lease in self._held:
-            _send(self._held[lease], LeaseReply(lease.devices, wanted=True))
+    def _wanted(self, call: Connection) -> None:
+        _send(call, LeaseReply(wanted=True))
 
-    def _lost(self, lease: HeldLease, why: str) -> None:
+    def _lost(self, call: Connection, why: str) -> None:
         self._finish(why)  # The ranks end with this process.
 
 

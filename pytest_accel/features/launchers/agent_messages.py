@@ -77,7 +77,7 @@ class KillServer(Struct, frozen=True, tag=True):
 class LeaseRequest(Struct, frozen=True, tag=True):
     """Request a lease on devices of the agent's machine, until the driver closes the connection.
 
-    The answer is :class:`LeaseReply`, and the same again, `wanted`, when another request waits for the devices.
+    The answers are one :class:`LeaseReply`, and another whenever a further request waits for the devices.
     """
 
     settings: Settings
@@ -92,7 +92,7 @@ AgentTarget = StartServer | WatchServer | KillServer | LeaseRequest | End
 
 
 class LeaseReply(Struct, frozen=True):
-    """The answer to a request for a lease."""
+    """An answer to a request for a lease."""
 
     devices: tuple[Device, ...] = ()
     error: str = ""

@@ -41,7 +41,7 @@ from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers.agent_messages import End, Hello
 from pytest_accel.leases.shared_folder import VARIABLE
-from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 
@@ -113,27 +113,27 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     """
     if process.local_size == process.size:
         return None
-    started = f"{process.launcher} has started {process.size} processes"
-    if find_spec("zmq") is None:
-        raise RendezvousError(
-            f"{started} on several machines, and pyzmq, with which they are connected, is not installed on "
-            f"{platform.node()}: pip install 'pytest-accel[cluster]' {_ALONE}"
-        )
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
-        raise RendezvousError(
-            f"{started}, {process.local_size} of them on this machine, and they have no address to meet at: "
-            f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an address of rank 0's machine at which "
-            f"the others reach it, and MASTER_PORT, a free port there {_ALONE}"
-        )
-    key, secret = None, environ.get(SECRET_VARIABLE, "").strip()
+    secret = environ.get(SECRET_VARIABLE, "").strip()
+    key = needed = None
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if len(secret) < _SHORTEST and (secret or key is None):
+    if find_spec("zmq") is None:
+        needed = "pyzmq, which is not installed there: pip install 'pytest-accel[cluster]'"
+    elif not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
+        needed = (
+            f"an address to meet at (MASTER_ADDR={host!r}, MASTER_PORT={port!r}): export MASTER_ADDR, an address of "
+            "rank 0's machine at which the others reach it, and MASTER_PORT, a free port there"
+        )
+    elif len(secret) < _SHORTEST and (secret or key is None):
+        needed = (
+            f"a secret of at least {_SHORTEST} characters, by which they know each other: export {SECRET_VARIABLE} "
+            f"with the same value to all of them: {_HOW_TO_MAKE_ONE}"
+        )
+    if needed is not None:
         raise RendezvousError(
-            f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret of at least "
-            f"{_SHORTEST} characters, by which they know each other. Export {SECRET_VARIABLE} with the same value to "
-            f"all of them: {_HOW_TO_MAKE_ONE} {_ALONE}"
+            f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
+            f"{platform.node()} needs {needed} {_ALONE}"
         )
     job = (process.launcher, str(process.size), host, port, *process.job)
     return Address(host, int(port), secret.encode(errors="surrogateescape"), key, job)
@@ -230,20 +230,11 @@ def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tup
     """
     if not unix_sockets.is_readable(listener.fileno(), timeout):
         return None
-    listener.setblocking(False)  # The process may be another user's.
-    try:
-        call = unix_sockets.accept(listener)
-    except OSError:
-        return None
-    connection = Connection(call.detach())
-    with fd_passing.socket_of(connection) as end:
-        try:
-            unix_sockets.limit_reads(end, _GREETING_TIMEOUT)
-            greeting: Greeting = decode(connection.recv_bytes(_LONGEST), form)
-            unix_sockets.limit_reads(end, 0)
-        except (EOFError, OSError, ValueError):
-            return None
-    return connection, greeting
+    connection = Connection(unix_sockets.accept(listener).detach())
+    with suppress(EOFError, OSError, ValueError):
+        if unix_sockets.is_readable(connection.fileno(), _GREETING_TIMEOUT):
+            return connection, decode(connection.recv_bytes(_LONGEST), form)
+    return None
 
 
 def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connection:

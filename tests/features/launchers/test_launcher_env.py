@@ -264,13 +264,13 @@ def test_the_rendezvous_of_several_machines_is_read_from_the_environment() -> No
     unsaid = {**agents, "PYTEST_ACCEL_SECRET": ""}
     assert find_address(unsaid, process) == replace(found, key="pytest-accel/2", secret=b"")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
+        with pytest.raises(RendezvousError, match=rf"needs an address to meet at .*{name}=''"):
             find_address({**exported, name: ""}, process)
 
 
 @pytest.mark.parametrize("secret", ["", "guess me\n"])
 def test_a_process_without_a_usable_secret_ends_at_once(secret: str) -> None:
-    text = r"rank 3 on .* has no secret of at least 16 characters.*Export PYTEST_ACCEL_SECRET with the same value"
+    text = r"rank 3 on .* needs a secret of at least 16 characters.*export PYTEST_ACCEL_SECRET with the same value"
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": secret}
     process = LauncherEnv("srun", 3, 4, 1, 2, ("a",))
     with pytest.raises(RendezvousError, match=text) as raised:
@@ -366,7 +366,7 @@ def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytes
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "find_spec", lambda name: None)
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
-    said = r"srun has started 4 processes on several machines, and pyzmq.* pip install 'pytest-accel\[cluster\]'"
+    said = r"on several machines, and rank 3 .* needs pyzmq.* pip install 'pytest-accel\[cluster\]'"
     with pytest.raises(RendezvousError, match=said):
         find_address(exported, LauncherEnv("srun", 3, 4, 1, 2, ("a",)))
 
