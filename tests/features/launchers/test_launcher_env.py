@@ -111,9 +111,6 @@ def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], e
         pytest.param({**TORCHRUN, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, id="one process"),
         pytest.param({**TORCHRUN, "TORCHELASTIC_RUN_ID": "accel-3"}, id="a rank of this plugin"),
         pytest.param({**TORCHRUN, "RANK": "one"}, id="invalid number"),
-        pytest.param({**TORCHRUN, "WORLD_SIZE": "9" * 4000}, id="number that no launcher has"),
-        pytest.param({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, id="number that Python does not read"),
-        pytest.param({**SRUN, "SLURM_STEP_TASKS_PER_NODE": f"2(x{10**12})"}, id="number of machines"),
         pytest.param({"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, id="in sbatch, without srun"),
     ],
 )
