@@ -9,13 +9,12 @@ import pytest
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
-from pytest_accel.features.launchers.missing_places import missing_place
-from pytest_accel.features.launchers.placement import Layout
+from pytest_accel.features.launchers.placement import Layout, RankMachine, missing_place
 from pytest_accel.hardware.inventory import KindSpec, Machine, PretendedMachine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
-TWO_NODES = Layout(("one", "two"), 2)
+TWO_NODES = Layout((RankMachine("one", ""), RankMachine("two", "")), 2)
 
 
 class _Launched:

@@ -183,6 +183,7 @@ def test_hypothetical_devices_match_every_filter() -> None:
         ),
         ((distributed(4, backend="gloo"), devices(share=0.25)), resources(count=1), None),
         ((distributed(5),), resources(layout=TWO_NODES), "needs 5 ranks; torchrun has started 4"),
+        ((distributed(3, nodes=3),), resources(layout=TWO_NODES), "needs 3 machines; torchrun has started ranks on 2"),
         ((distributed(2),), resources(layout=TWO_NODES), None),
         ((distributed(4),), resources(count=2, layout=TWO_NODES), None),
         (

@@ -96,7 +96,7 @@ WORLD = LauncherEnv("torchrun", 0, 3, 0, 3, ("a", "b"))
 
 def hello(rank: int) -> Hello:
     """Return the message with which the process of `rank` joins the rendezvous."""
-    return Hello(rank, os.getpid(), ("-v",), "/here", "/here", {})
+    return Hello(rank, os.getpid(), {})
 
 
 _LISTEN = """

@@ -9,8 +9,8 @@ the default, for suites that are written for it.
 
 How a session starts, if ``accel_launcher`` is on: `core/launcher_env.py` reads the launcher's variables.
 `launched_session.enter` decides whether the processes can be one session. On one machine they meet at a Unix socket of
-rank 0 (`rendezvous`), and wait (`waiting_process`). On several, pyzmq connects them to rank 0, with keys that follow
-from a secret (`machine_link`, `job_secret`). Each process writes what it waits for to the log of ``--accel-log``. After
+rank 0, and wait (`rendezvous`). On several, pyzmq connects them to rank 0, with keys that follow
+from a secret (`machine_link`). Each process writes what it waits for to the log of ``--accel-log``. After
 a timeout, an error names the missing ranks.
 
 For the pool, several machines have one starter (`machines_starter`), which has one fork server for each machine

@@ -21,10 +21,12 @@ from dataclasses import replace
 from traceback import format_exc
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.core import processes, session_folder, threads
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.core.log import step
 from pytest_accel.core.processes import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.session_folder import rank_path, server_log_path
@@ -35,18 +37,15 @@ from pytest_accel.features.launchers.agent_messages import (
     KillServer,
     LeaseReply,
     LeaseRequest,
-    LeaseWanted,
-    ServerEnded,
     StartServer,
     WatchServer,
 )
 from pytest_accel.features.launchers.machine_link import AgentLink, Target
-from pytest_accel.features.launchers.reserved_devices import shown_devices
-from pytest_accel.features.launchers.waiting_process import DRIVER_LOST, EXIT_TIMEOUT, ignore_interrupts, use_cores
+from pytest_accel.features.launchers.rendezvous import DRIVER_LOST, EXIT_TIMEOUT, ignore_interrupts, use_cores
 from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.leases.leases import HeldLease, Leases
+from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
@@ -76,15 +75,12 @@ class _Agent:
         """Set once the connection to the driver has ended, with an error that only this end knows, or None."""
         self._server: OwnServer | None = None
         """The last fork server."""
-        self._failure = ""
-        """The traceback if the last fork server could not be started."""
         self._spec: SessionSpec | None = None
         """The session's data for the last fork server, with the folder that it uses."""
         self._end: End | None = None
         """The driver's last message."""
-        self._leases: tuple[Machine, Leases] | None = None
-        self._held: dict[HeldLease, Connection] = {}
-        """The connections of the leases that the driver has."""
+        self._leases: Leases | None = None
+        """The leases of this machine's devices. Each has the driver's connection as its owner."""
         self._tasks: set[asyncio.Task[None]] = set()
         link.serve(self._open_target, self._finish)
 
@@ -108,7 +104,7 @@ class _Agent:
             self._server.wait(KILL_TIMEOUT)
         self._loop.run_until_complete(self._end_tasks())
         if self._leases is not None:
-            self._leases[1].close()
+            self._leases.close()
         self._link.close()
         step("ends")
         self._remove_folder()
@@ -143,7 +139,7 @@ class _Agent:
         if isinstance(target, Inspection):
             threads.start(answer, "accel-inspector", call, self._directory, target)
         elif isinstance(target, WatchServer):
-            threads.start(self._watch, "accel-wait", self._server, self._failure, self._spec, call)
+            threads.start(self._watch, "accel-wait", self._server, self._spec, call)
         elif isinstance(target, LeaseRequest):
             self._start_task(self._lease(target, call), call)
         else:
@@ -197,14 +193,13 @@ class _Agent:
 
     def _start(self, message: StartServer, end: socket.socket) -> None:
         """Start a fork server whose end of its connection to the driver is `end`."""
-        self._server, self._failure = None, ""
+        self._server = None
         try:
             use_cores(message.cores)
             self._spec = self._own_spec(message)
             self._server = spawn_here(self._spec, end, changed_environment(message.environment))
-        except Exception as error:
-            step("cannot start a fork server: %r", error)
-            self._failure = format_exc()
+        except Exception:
+            self._finish(f"it cannot start a fork server\n{format_exc()}")
         else:
             step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
 
@@ -219,18 +214,17 @@ class _Agent:
             message.spec, directory=directory, basetemp=basetemp, remote=True, clock=self._link.clock, shared=shared
         )
 
-    def _watch(self, server: OwnServer | None, log: str, spec: SessionSpec, call: Connection) -> None:
-        """Wait for the end of the fork server, clean up after it, and tell the driver, with `log`.
+    def _watch(self, server: OwnServer | None, spec: SessionSpec, call: Connection) -> None:
+        """Wait for the end of the fork server, clean up after it, and send the end of its log.
 
         Processes that were started by ranks and outlived them are killed, too.
         """
-        if server is not None:
-            server.wait(None)
-            step("fork server %d has exited: status %s", spec.server, server.process.returncode)
-            kill_marked(spec.directory)
-            log = tail(server_log_path(spec.directory, spec.server))
-        _send(call, ServerEnded(log))
-        call.close()
+        with call, suppress(OSError):  # The driver may have closed the connection.
+            if server is not None:
+                server.wait(None)
+                step("fork server %d has exited: status %s", spec.server, server.process.returncode)
+                kill_marked(spec.directory)
+                call.send_bytes(tail(server_log_path(spec.directory, spec.server)).encode(errors="replace"))
 
     def _remove_folder(self) -> None:
         if self._spec is not None:
@@ -239,12 +233,12 @@ class _Agent:
 
     # The leases, with the locks of this machine
 
-    def _use(self, settings: Settings) -> tuple[Machine, Leases]:
-        """Return the machine and its leases, which the first settings describe."""
+    def _use(self, settings: Settings) -> Leases:
+        """Return the leases, of the devices that the first settings describe."""
         if self._leases is None:
             machine, waits = machine_for(settings), settings.busy == "wait"
-            self._leases = machine, Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
-            self._tasks.add(loop_tasks.start(self._leases[1].run()))
+            self._leases = Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
+            self._tasks.add(loop_tasks.start(self._leases.run()))
         return self._leases
 
     async def _lease(self, message: LeaseRequest, call: Connection) -> None:
@@ -252,39 +246,33 @@ class _Agent:
         # The lock file must name a process of this machine, for the other sessions here.
         demand = structs.replace(message.demand, holder=replace(message.demand.holder, pid=os.getpid()))
         try:
-            machine, leases = self._use(message.settings)
-            only = None
+            leases, only = self._use(message.settings), None
             if message.mask is not None:
-                only = shown_devices(machine, demand.key.kind, message.mask, message.need)
-            elif (missing := shortfall(message.need, machine.of(demand.key.kind))) is not None:
+                only = shown_devices(leases.machine, demand.key.kind, message.mask, message.need)
+            elif (missing := shortfall(message.need, leases.machine.of(demand.key.kind))) is not None:
                 raise PlaceError(missing)
-            lease = await leases.take(demand, need=message.need, only=only)
+            lease = await leases.take(demand, need=message.need, only=only, owner=call)
         except PlaceError as error:
             _send(call, LeaseReply(error=str(error)))
             return
         except Exception:
             _send(call, LeaseReply(error=format_exc()))
             return
-        self._held[lease] = call
         try:
-            _send(call, LeaseReply(devices=lease.devices))
-            if lease.wanted:
-                self._wanted(lease)
+            _send(call, LeaseReply(lease.devices))
             await self._loop.create_future()
         finally:
-            del self._held[lease]
             # The driver may have killed the processes that used the devices.
             leases.give_back(lease, killed=True)
 
-    def _wanted(self, lease: HeldLease) -> None:
-        if lease in self._held:
-            _send(self._held[lease], LeaseWanted())
+    def _wanted(self, call: Connection) -> None:
+        _send(call, LeaseReply(wanted=True))
 
-    def _lost(self, lease: HeldLease, why: str) -> None:
+    def _lost(self, call: Connection, why: str) -> None:
         self._finish(why)  # The ranks end with this process.
 
 
-def _send(call: Connection, message: Struct) -> None:
+def _send(call: Connection, message: LeaseReply) -> None:
     with suppress(OSError):  # The driver has closed the connection.
         call.send_bytes(encode(message))
 
@@ -293,3 +281,21 @@ def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Return this process's environment with `changes`; None removes a variable."""
     environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
     return {name: value for name, value in environment.items() if changes.get(name, "") is not None}
+
+
+def shown_devices(machine: Machine, kind: str, mask: str, need: DeviceNeed) -> frozenset[str]:
+    """Return the ids of the devices of this `machine` that `mask` shows, as a process without a mask numbers them.
+
+    Raise :class:`PlaceError` if they do not suffice for `need`.
+    """
+    vendor, inventory = machine.vendor(kind), machine.of(kind)
+    variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
+    if variable is None:
+        raise PlaceError(f"{kind} devices have no mask, by which a cluster could name them")
+    # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
+    environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
+    names = frozenset(device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask}))
+    shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
+    if (missing := shortfall(need, shown)) is not None:
+        raise PlaceError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+    return names

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from asyncio import Future, get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.session_folder import agent_path, server_log_path
@@ -17,8 +17,6 @@ from pytest_accel.features.launchers.agent_messages import (
     KillServer,
     LeaseReply,
     LeaseRequest,
-    LeaseWanted,
-    ServerEnded,
     StartServer,
     WatchServer,
 )
@@ -84,7 +82,7 @@ class AgentClient:
         self._changes = changes
         self._cores = cores
         self._stands_for_machine = settings is not None
-        self._token: str | None = None
+        self._token: Path | None = None
         link.watch(agent, self._lost)
 
     def _lost(self, machine_loss: str | None) -> None:
@@ -105,8 +103,7 @@ class AgentClient:
         with self._call(End(status, os.getpid())) as call:
             unix_sockets.is_readable(call.fileno(), _END_TIMEOUT)
         if self._token is not None:
-            with suppress(OSError):
-                os.unlink(self._token)
+            self._token.unlink(missing_ok=True)
 
     def spawn(self, spec: SessionSpec, end: socket.socket) -> AgentServer:
         """Have the agent start a fork server, connected to `end`."""
@@ -114,21 +111,15 @@ class AgentClient:
         with suppress(FileNotFoundError):
             os.unlink(path)
         self._link.listen(self._agent, unix_sockets.listen(path, 64))
-        token = self._leave_token(spec.basetemp)
-        self._link.open(self._agent, StartServer(spec, self._changes(), token, self._cores), end.dup())
+        start = StartServer(spec, self._changes(), self._cores)
+        os.makedirs(spec.basetemp, mode=0o700, exist_ok=True)
+        self._token = Path(start.token)
+        self._token.touch()
+        self._link.open(self._agent, start, end.dup())
         return AgentServer(self, spec, self._call(WatchServer()))
 
     def kill_server(self) -> None:
         self._call(KillServer()).close()
-
-    def _leave_token(self, basetemp: str) -> str:
-        """Return the path of a file in `basetemp` by which the agent finds out if the two share a file system."""
-        if self._token is None:
-            os.makedirs(basetemp, mode=0o700, exist_ok=True)
-            self._token = os.path.join(basetemp, f"accel-shared-{secrets.token_hex(8)}")
-            with open(self._token, "w", encoding="utf-8"):
-                pass
-        return self._token
 
     async def lease(
         self, demand: WorldDemand, need: DeviceNeed, mask: str | None, on_wanted: Callable[[], object]
@@ -148,7 +139,6 @@ class AgentClient:
         except BaseException:
             lease.close()
             raise
-        lease.devices = reply.devices
         return lease
 
 
@@ -173,9 +163,8 @@ class AgentServer:
     def wait(self, timeout: float) -> bool:
         if not self._watch.closed and unix_sockets.is_readable(self._watch.fileno(), timeout):
             with self._watch, suppress(EOFError, OSError):  # The agent may have ended.
-                log = decode(self._watch.recv_bytes(), ServerEnded).log
-                with open(server_log_path(self._spec.directory, self._spec.server), "w", encoding="utf-8") as file:
-                    file.write(log)
+                log = self._watch.recv_bytes()
+                Path(server_log_path(self._spec.directory, self._spec.server)).write_bytes(log)
         return self._watch.closed
 
 
@@ -184,7 +173,6 @@ class RemoteLease:
 
     def __init__(self, call: Connection, on_wanted: Callable[[], object]) -> None:
         """`call` is the connection to the agent."""
-        self.devices: tuple[Device, ...] = ()
         self.wanted = False
         """True once another request waits for the devices."""
         self._call = call
@@ -194,17 +182,23 @@ class RemoteLease:
         """The agent's answer; None if the agent has ended before."""
         self._loop.add_reader(call, self._read)
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, once the lease is granted."""
+        reply = self.reply.result()
+        return () if reply is None else reply.devices
+
     def _read(self) -> None:
         try:
-            message: LeaseReply | LeaseWanted | None = decode(self._call.recv_bytes(), LeaseReply | LeaseWanted)
+            reply: LeaseReply | None = decode(self._call.recv_bytes(), LeaseReply)
         except (EOFError, OSError):
             self._loop.remove_reader(self._call)
-            message = None
-        if isinstance(message, LeaseWanted):
+            reply = None
+        if not self.reply.done():
+            self.reply.set_result(reply)
+        if reply is not None and reply.wanted:
             self.wanted = True
             self._on_wanted()
-        elif not self.reply.done():
-            self.reply.set_result(message)
 
     def close(self) -> None:
         """Return the lease, or cancel the request."""

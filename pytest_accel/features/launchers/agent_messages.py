@@ -7,6 +7,7 @@ message.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -22,19 +23,14 @@ class Hello(Struct, frozen=True):
 
     rank: int
     pid: int
-    args: tuple[str, ...]
-    """The arguments of the command line."""
-    directory: str
-    """The working directory at the start."""
-    rootdir: str
-    masks: Mapping[str, str]
-    """The mask variables of this process that are set: they limit which devices it sees."""
+    facts: Mapping[str, str]
+    """What all processes must have in common, by its name for the user."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""
     """The machine's host name."""
     machine: str = ""
-    """The result of `machine_identity`, equal for processes that share a file system; empty on one machine."""
+    """The result of `machine_identity`; empty on one machine."""
     address: str = ""
     """The address of this machine in its connection to rank 0."""
     driver_address: str = ""
@@ -61,14 +57,17 @@ class StartServer(Struct, frozen=True, tag=True):
     spec: SessionSpec
     environment: Mapping[str, str | None]
     """The environment variables that the driver's plugins and conftests have changed; None for a removed variable."""
-    token: str
-    """The path of a file that the driver has created: a machine that finds it shares the driver's file system."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the ranks may use; empty for those that the agent may use."""
 
+    @property
+    def token(self) -> str:
+        """The path of a file that the driver creates: a machine that finds it shares the driver's file system."""
+        return os.path.join(self.spec.basetemp, f"shared-{os.path.basename(self.spec.directory)}")
+
 
 class WatchServer(Struct, frozen=True, tag=True):
-    """Wait for the end of the fork server; the answer is :class:`ServerEnded`."""
+    """Wait for the end of the fork server; the answer is the end of its log."""
 
 
 class KillServer(Struct, frozen=True, tag=True):
@@ -78,7 +77,7 @@ class KillServer(Struct, frozen=True, tag=True):
 class LeaseRequest(Struct, frozen=True, tag=True):
     """Request a lease on devices of the agent's machine, until the driver closes the connection.
 
-    The answers are :class:`LeaseReply`, and :class:`LeaseWanted` whenever another request waits for the devices.
+    The answers are one :class:`LeaseReply`, and another whenever a further request waits for the devices.
     """
 
     settings: Settings
@@ -92,23 +91,11 @@ class LeaseRequest(Struct, frozen=True, tag=True):
 AgentTarget = StartServer | WatchServer | KillServer | LeaseRequest | End
 
 
-# The messages that follow
-
-
-class ServerEnded(Struct, frozen=True, tag=True):
-    """The fork server has exited, or could not be started."""
-
-    log: str
-    """The end of the server's log, or the traceback of the failed start."""
-
-
-class LeaseReply(Struct, frozen=True, tag=True):
-    """The answer to a request for a lease."""
+class LeaseReply(Struct, frozen=True):
+    """An answer to a request for a lease."""
 
     devices: tuple[Device, ...] = ()
     error: str = ""
     """Why the request cannot be met; empty if it is."""
-
-
-class LeaseWanted(Struct, frozen=True, tag=True):
-    """Another request waits for the devices of the lease."""
+    wanted: bool = False
+    """True if another request waits for the devices."""

@@ -7,14 +7,14 @@ import platform
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
 
 from pytest_accel.core import log
-from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import MARKED, SESSION
@@ -24,11 +24,15 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.missing_places import missing_place
-from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.rendezvous import Address, RendezvousError
-from pytest_accel.features.launchers.waiting_process import WaitingProcess, own_cores, use_cores, wait_for_end
-from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.features.launchers.placement import Layout, RankMachine, missing_place
+from pytest_accel.features.launchers.rendezvous import (
+    Address,
+    RendezvousError,
+    WaitingProcess,
+    own_cores,
+    use_cores,
+    wait_for_end,
+)
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.starter import LocalStarter, StarterReports
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from pytest_accel.features.launchers.agent_client import AgentClient
     from pytest_accel.features.launchers.machines_starter import MachinesStarter
 
+_DEVICES = "visible devices"
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.
 
@@ -54,8 +59,14 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     step("is one of %d processes, %d of them on this machine", process.size, process.local_size)
     args[:] = without_local_rank(args)
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
-    directory, root = str(early_config.invocation_params.dir), str(early_config.rootpath)
-    hello = Hello(process.rank, os.getpid(), given, directory, root, _masks(), own_cores(), platform.node())
+    masks = sorted(name for kind in KINDS.values() for name in kind.masks if name in os.environ)
+    facts = {
+        "arguments": " ".join(given) or "none",
+        "working directory": str(early_config.invocation_params.dir),
+        "root directory": str(early_config.rootpath),
+        _DEVICES: " ".join(f"{name}={os.environ[name]}" for name in masks) or "no mask",
+    }
+    hello = Hello(process.rank, os.getpid(), facts, own_cores(), platform.node())
     try:
         where = rendezvous.find_address(os.environ, process)
         for name in of_a_rank(os.environ):
@@ -95,18 +106,12 @@ def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> Launch
     changes = EnvironmentChanges()
     for rank, (agent, other) in found.items():
         machine = session.machine_of(other)
-        name = session.machines[machine].name
+        name = session.layout.machines[machine].name
         client = AgentClient(link, agent, name, session.process_lost, changes, cores=session.cores_of(machine))
         session.others[rank] = client
         if machine:
             session.clients.setdefault(machine, client)
     return session
-
-
-def _masks() -> dict[str, str]:
-    """Return the mask variables of all kinds that are set in this process."""
-    names = {name for kind in OWN_KINDS for name in make_vendor(kind).mask((), os.environ)}
-    return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 
 def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
@@ -120,27 +125,15 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
         there = ", ".join(map(str, counts.values()))
         return f"{launcher} has started different numbers of processes on the machines ({there}): start as many on each"
     for other in hellos[1:]:
-        for what, show in _COMPARED.items():
-            if show(first) != show(other) and not (show is _masks_of and first.machine != other.machine):
+        for what, own in first.facts.items():
+            found = other.facts.get(what)
+            if found != own and not (what == _DEVICES and first.machine != other.machine):
                 return (
-                    f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
-                    f"{other.rank} has {show(other)}; start all with the same, or use --accel-launcher off, with which "
-                    "each has its own session"
+                    f"the processes that {launcher} has started differ in their {what}: rank 0 has {own}, rank "
+                    f"{other.rank} has {found}; start all with the same, or use --accel-launcher off, with which each "
+                    "has its own session"
                 )
     return None
-
-
-def _masks_of(hello: Hello) -> str:
-    return " ".join(f"{name}={value}" for name, value in hello.masks.items()) or "no mask"
-
-
-_COMPARED: Mapping[str, Callable[[Hello], str]] = {
-    "arguments": lambda hello: " ".join(hello.args) or "none",
-    "working directory": lambda hello: hello.directory,
-    "root directory": lambda hello: hello.rootdir,
-    "visible devices": _masks_of,
-}
-"""The facts that must be equal, by name, each with a function that returns its text."""
 
 
 class LaunchedSession:
@@ -158,15 +151,15 @@ class LaunchedSession:
         """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
         for hello in hellos:
             self._groups.setdefault(hello.machine, []).append(hello)
-        self.machines = []
+        machines = []
         firsts = [group[0] for group in self._groups.values()]
         hosts = [hello.host for hello in firsts]
         own_address = firsts[-1].driver_address
         for hello in firsts:
             address = hello.address or own_address
             name = hello.host if hosts.count(hello.host) == 1 else f"{hello.host} ({address})"
-            self.machines.append(RankMachine(name, address))
-        self.layout = Layout(tuple(machine.name for machine in self.machines), process.size // len(self.machines))
+            machines.append(RankMachine(name, address))
+        self.layout = Layout(tuple(machines), process.size // len(machines))
         self._session: pytest.Session | None = None
         self._strict = False
         self._ran_once: set[str] = set()
@@ -199,7 +192,7 @@ class LaunchedSession:
             return None
         from pytest_accel.features.launchers.machines_starter import MachinesStarter
 
-        return MachinesStarter(spec, here, self, self.layout, reports)
+        return MachinesStarter(spec, here, self.layout, self.clients, reports)
 
     @property
     def loss(self) -> str | None:
@@ -212,9 +205,9 @@ class LaunchedSession:
                 continue
             if other.machine_loss is not None:
                 ranks = ranks_text([one.rank for one in self._groups[hello.machine]])
-                lost[f"the machine {self.machines[machine].name} with {ranks}"] = other.machine_loss
+                lost[f"the machine {self.layout.machines[machine].name} with {ranks}"] = other.machine_loss
             else:
-                where = f" on {self.machines[machine].name}" if machine else ""
+                where = f" on {self.layout.machines[machine].name}" if machine else ""
                 lost[f"rank {hello.rank} (pid {hello.pid}{where})"] = None
         texts = (what if why is None else f"{what}: {why}" for what, why in lost.items())
         return f"{self.process.launcher} has lost {', '.join(texts)}" if lost else None
@@ -222,13 +215,13 @@ class LaunchedSession:
     @property
     def about(self) -> str:
         """A short description of the launched processes."""
-        if len(self.machines) == 1:
+        if len(self.layout.machines) == 1:
             return self.process.about
         where = ", ".join(
             f"{machine.name} ({ranks_text([hello.rank for hello in group])})"
-            for machine, group in zip(self.machines, self._groups.values(), strict=True)
+            for machine, group in zip(self.layout.machines, self._groups.values(), strict=True)
         )
-        return f"{self.process.about} on {len(self.machines)} machines: {where}"
+        return f"{self.process.about} on {len(self.layout.machines)} machines: {where}"
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""

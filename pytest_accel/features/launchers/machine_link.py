@@ -1,7 +1,7 @@
 """Connections between the driver and the agents of its session, over zmq, encrypted and authenticated by CURVE.
 
 The driver listens with one ROUTER for all agents, and each agent connects a DEALER to it. The driver's key pair follows
-from the job's secret (`job_secret`), and its public key is never sent in the clear. The first message of an agent's
+from the job's secret (`rendezvous`), and its public key is never sent in the clear. The first message of an agent's
 handshake must be encrypted for that key, and only its owner can answer. So each end has proved that it knows the secret
 before either reads a message, and agents need no keys of their own. zmq itself closes connections that are slow, half
 open or from another program.
@@ -19,8 +19,9 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -32,8 +33,9 @@ from zmq.utils.monitor import recv_monitor_message
 from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.log import step, step_once
 from pytest_accel.features.launchers.agent_messages import AgentTarget
-from pytest_accel.features.launchers.job_secret import WrongSecret
+from pytest_accel.features.launchers.rendezvous import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
@@ -49,6 +51,11 @@ _HANDSHAKE_TIMEOUT = 5
 """Seconds that a caller has to prove that it knows the secret, and the driver to answer it."""
 _CALL_TIMEOUT = 3.0
 """Seconds that an attempt to connect may take."""
+_RETRY_INTERVAL = 0.05
+"""Seconds between two attempts to connect to the driver."""
+_REFUSED_TIMEOUT = 5.0
+"""Seconds for which to retry if the process at the driver's address ends the handshake: a busy driver may be too slow
+for it, which looks like another secret."""
 _LONGEST = 1 << 24
 """Maximum number of bytes in a message."""
 _CHUNK = 1 << 16
@@ -148,25 +155,13 @@ class _MachineLink(ABC):
         task.add_done_callback(on_end)
 
     async def _carry(self, peer: bytes, number: int, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
-        over = asyncio.Event()
-
-        def on_data() -> None:
-            try:
-                data = end.recv(_CHUNK)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data or not self._put(peer, number, data):
-                over.set()
-
         end.setblocking(False)
         writing = self.loop.create_task(self._write(end, inbox))
-        self.loop.add_reader(end, on_data)
         try:
-            await over.wait()
+            with suppress(OSError):
+                while (data := await self.loop.sock_recv(end, _CHUNK)) and self._put(peer, number, data):
+                    pass
         finally:
-            self.loop.remove_reader(end)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
             if self._streams.pop((peer, number), None) is not None:
@@ -386,11 +381,41 @@ class AgentLink(_MachineLink):
         return data[end:]
 
 
-def call(address: str, port: int, key: bytes, hello: Callable[[str, str], Struct]) -> AgentLink:
-    """Connect to the driver, and greet it with `hello` of this machine's address and of the driver's.
+def call(
+    addresses: Sequence[str],
+    port: int,
+    key: bytes,
+    hello: Callable[[str, str], Struct],
+    driver: str,
+    timeout: float,
+) -> AgentLink:
+    """Connect to the driver at one of `addresses`, and greet it with `hello` of this machine's address and of its own.
 
-    Raise OSError or ValueError if that is not possible, and :class:`WrongSecret` if the process that listens refuses.
+    `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
+    address: :class:`WrongSecret` if a process that listens there has refused the connection for some seconds.
     """
+    deadline = monotonic() + timeout
+    errors: dict[str, Exception] = {}
+    seen: set[str] = set()
+    while True:
+        for address in addresses:
+            try:
+                link = _call(address, port, key, hello)
+                step("is connected to %s at %s, port %d", driver, address, port)
+                return link
+            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
+                errors[address] = error
+                if isinstance(error, WrongSecret):
+                    deadline = min(deadline, monotonic() + _REFUSED_TIMEOUT)
+                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
+        if monotonic() >= deadline:
+            is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
+            reasons = "; ".join(f"{address}: {error}" for address, error in errors.items())
+            raise (WrongSecret if is_refused else ConnectionError)(reasons)
+        time.sleep(_RETRY_INTERVAL)
+
+
+def _call(address: str, port: int, key: bytes, hello: Callable[[str, str], Struct]) -> AgentLink:
     # zmq does not report why it cannot connect: try without it first.
     with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
         own, other = (str(end[0]) for end in (probe.getsockname(), probe.getpeername()))

@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
 from pytest_accel.features.launchers.placement import Layout, RankMachine
-from pytest_accel.features.launchers.reserved_devices import shown_devices
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
@@ -22,18 +21,6 @@ from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.starter import LocalStarter, StarterReports
-
-
-class SessionMachines(Protocol):
-    """The machines of a session, each with one fork server."""
-
-    @property
-    def machines(self) -> Sequence[RankMachine]:
-        """The machines by number, the driver's first."""
-
-    @property
-    def clients(self) -> Mapping[int, AgentClient]:
-        """The clients of the agents that start ranks, by the number of the machine."""
 
 
 @dataclass(eq=False)
@@ -61,12 +48,20 @@ class StarterOnMachines(ABC, Generic[Own]):
     """The base of starters whose ranks are on several machines."""
 
     def __init__(
-        self, spec: SessionSpec, here: LocalStarter, machines: SessionMachines, reports: StarterReports
+        self,
+        spec: SessionSpec,
+        here: LocalStarter,
+        machines: Sequence[RankMachine],
+        clients: Mapping[int, AgentClient],
+        reports: StarterReports,
     ) -> None:
-        """`here` has the leases of this machine."""
-        self._spec = spec
+        """`here` has the leases of this machine, the first of `machines`. Both lists may grow.
+
+        `clients` has those of the agents that start ranks, by the number of the machine.
+        """
         self._here = here
         self._machines = machines
+        self._clients = clients
         self._reports = reports
         self._servers = ServerGroup(spec, reports, self._server_ended)
         self._taken: list[Own] = []
@@ -75,18 +70,18 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     @property
     def machines(self) -> tuple[str, ...]:
-        return tuple(machine.name for machine in self._machines.machines)
+        return tuple(machine.name for machine in self._machines)
 
     def warm(self) -> None:
         self._servers.run(self._spawns)
 
     @property
     def _spawns(self) -> Mapping[int, Spawn]:
-        return {0: self._here.spawn, **{number: one.spawn for number, one in self._machines.clients.items()}}
+        return {0: self._here.spawn, **{number: client.spawn for number, client in self._clients.items()}}
 
     def _order(self, machine: int) -> tuple[str, str]:
         """Return a key that sorts machines in the same way in all sessions, whichever machine has the driver."""
-        return self._machines.machines[machine].name, self._machines.machines[machine].address
+        return self._machines[machine].name, self._machines[machine].address
 
     # Taking and returning
 
@@ -97,18 +92,17 @@ class StarterOnMachines(ABC, Generic[Own]):
             # Ask one machine after the other, in an order that all sessions have. This prevents deadlocks: of two
             # sessions that need the same machines, the session that gets the first also gets the others.
             for machine in sorted(needs, key=self._order):
-                need, mask = needs[machine], masks.get(machine)
+                need = needs[machine]
                 if machine and need is not None:
                     what = f"{in_words(need, demand.key.kind)} of the machine {self.machines[machine]}"
                     self._leasing[id(demand)] = what
                     on_wanted = partial(self._reports.wanted, taken)
-                    taken.remote[machine] = await self._machines.clients[machine].lease(demand, need, mask, on_wanted)
+                    taken.remote[machine] = await self._clients[machine].lease(
+                        demand, need, masks.get(machine), on_wanted
+                    )
                     del self._leasing[id(demand)]
                     continue
-                leases, only = self._here.leases, None
-                if mask is not None and need is not None:
-                    only = shown_devices(leases.machine, demand.key.kind, mask, need)
-                taken.here = await leases.take(demand, need=need, only=only, owner=taken)
+                taken.here = await self._here.leases.take(demand, need=need, owner=taken)
         except BaseException:
             self._return(taken, killed=False)
             raise
@@ -155,7 +149,7 @@ class StarterOnMachines(ABC, Generic[Own]):
             spec,
             servers=taken.machines,
             machines=taken.machines,
-            addresses=tuple(self._machines.machines[machine].address for machine in machines) if is_spread else (),
+            addresses=tuple(self._machines[machine].address for machine in machines) if is_spread else (),
             devices=tuple(
                 next(left[machine]) for machine in taken.machines for _ in range(key.devices_per_rank if left else 0)
             ),
@@ -197,9 +191,14 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
     """The starter of ranks on the machines of a launcher's processes."""
 
     def __init__(
-        self, spec: SessionSpec, here: LocalStarter, machines: SessionMachines, layout: Layout, reports: StarterReports
+        self,
+        spec: SessionSpec,
+        here: LocalStarter,
+        layout: Layout,
+        clients: Mapping[int, AgentClient],
+        reports: StarterReports,
     ) -> None:
-        super().__init__(spec, here, machines, reports)
+        super().__init__(spec, here, layout.machines, clients, reports)
         self._layout = layout
 
     def serves(self, key: WorldKey) -> bool:

@@ -148,14 +148,13 @@ class MpiJob:
     async def _run(self) -> None:
         """Wait for the job's processes, start the world in them, and wait until the job has ended."""
         calls: dict[int, tuple[Connection, int]] = {}
-        failure, has_served = None, False
+        failure = None
         try:
             await self._gather(calls)
             if len(calls) == self.world.ranks and not self.over.is_set():
                 spawns = {number: partial(_hand_over, *calls[rank]) for rank, number in enumerate(self.world.servers)}
                 self._servers.run(spawns)
                 self._servers.start(self.world, lambda: self._taken.descriptors)
-                has_served = True
                 await self.over.wait()
             elif not self.over.is_set():
                 failure = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{tail(self._log)}"
@@ -166,7 +165,7 @@ class MpiJob:
             for call, _ in calls.values():
                 call.close()
             self.cleaned_up = await self._servers.stop()
-            await self._end_mpirun(_END_TIMEOUT if has_served and self.cleaned_up else 0.0)
+            await self._end_mpirun()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
         if failure is not None:
@@ -192,13 +191,13 @@ class MpiJob:
         if not self._servers.running:
             self.over.set()
 
-    async def _end_mpirun(self, seconds: float) -> None:
-        """Wait until ``mpirun`` has exited; kill it after some seconds."""
+    async def _end_mpirun(self) -> None:
+        """Wait until ``mpirun`` has exited, which it does after its processes; kill it after some seconds."""
 
         def has_exited() -> bool:
             return self._process.poll() is not None
 
-        if not await loop_tasks.becomes_true(has_exited, seconds, _POLL_INTERVAL):
+        if not await loop_tasks.becomes_true(has_exited, _END_TIMEOUT, _POLL_INTERVAL):
             kill_tree(self._process.pid)
             await loop_tasks.becomes_true(has_exited, KILL_TIMEOUT, _POLL_INTERVAL)
 
@@ -216,12 +215,9 @@ class _MpiServer:
         kill_tree(self.pid)
 
     def wait(self, timeout: float) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-        except psutil.NoSuchProcess:
-            return True
-        psutil.wait_procs([process], timeout)
-        return not living([process])  # It has ended even if mpirun has not reaped it.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return not living([psutil.Process(self.pid)])  # It has ended even if mpirun has not reaped it.
+        return True
 
 
 def _hand_over(call: Connection, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:

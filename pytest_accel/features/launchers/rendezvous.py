@@ -9,16 +9,20 @@ exports the port and the secret.
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import os
 import platform
 import queue
 import secrets
+import select
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -26,18 +30,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from msgspec import Struct, structs
+from msgspec import structs
 
-from pytest_accel.core import log
+from pytest_accel.core import log, processes, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.log import step, step_once
+from pytest_accel.core.log import step
 from pytest_accel.core.session_folder import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.truncation import ranks_text
-from pytest_accel.features.launchers import job_secret
-from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.job_secret import WrongSecret
+from pytest_accel.features.launchers.agent_messages import End, Hello
 from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
@@ -46,6 +48,10 @@ from pytest_accel.messages.unix_sockets import Connection
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink
 
+SECRET_VARIABLE = "PYTEST_ACCEL_SECRET"
+_HOW_TO_MAKE_ONE = f"export {SECRET_VARIABLE}=$(python3 -c 'import secrets; print(secrets.token_hex())')"
+_SHORTEST = 16
+"""Minimum number of characters: an attacker who reads the network can check guesses."""
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
 _LONGEST = 1 << 24
@@ -54,9 +60,6 @@ _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0."""
-_REFUSED_TIMEOUT = 5.0
-"""Seconds for which to retry if the process at rank 0's address ends the handshake: a busy one may be too slow for it,
-which looks like another secret."""
 _STORE = """
 import sys
 from datetime import timedelta
@@ -71,6 +74,10 @@ else:
     sys.stdout.write(store.get(key).decode())
 """
 """Program of the process that accesses the store of torchrun's agents (`_ask_store`)."""
+DRIVER_LOST = 1
+"""Exit status of a process whose driver has exited without sending `End`."""
+EXIT_TIMEOUT = 30.0
+"""Seconds that a driver may take to exit after it has sent `End`."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
 Greeting = TypeVar("Greeting")
 Caller = TypeVar("Caller")
@@ -78,6 +85,10 @@ Caller = TypeVar("Caller")
 
 class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
+
+
+class WrongSecret(ConnectionError):
+    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,34 +113,30 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     """
     if process.local_size == process.size:
         return None
-    started = f"{process.launcher} has started {process.size} processes"
-    if find_spec("zmq") is None:
-        raise RendezvousError(
-            f"{started} on several machines, and pyzmq, with which they are connected, is not installed on "
-            f"{platform.node()}: pip install 'pytest-accel[cluster]' {_ALONE}"
-        )
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
-        raise RendezvousError(
-            f"{started}, {process.local_size} of them on this machine, and they have no address to meet at: "
-            f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an address of rank 0's machine at which "
-            f"the others reach it, and MASTER_PORT, a free port there {_ALONE}"
-        )
-    try:
-        secret = job_secret.read_secret(environ)
-    except job_secret.SecretError as error:
-        raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
-    key = None
+    secret = environ.get(SECRET_VARIABLE, "").strip()
+    key = needed = None
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    elif not secret:
+    if find_spec("zmq") is None:
+        needed = "pyzmq, which is not installed there: pip install 'pytest-accel[cluster]'"
+    elif not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
+        needed = (
+            f"an address to meet at (MASTER_ADDR={host!r}, MASTER_PORT={port!r}): export MASTER_ADDR, an address of "
+            "rank 0's machine at which the others reach it, and MASTER_PORT, a free port there"
+        )
+    elif len(secret) < _SHORTEST and (secret or key is None):
+        needed = (
+            f"a secret of at least {_SHORTEST} characters, by which they know each other: export {SECRET_VARIABLE} "
+            f"with the same value to all of them: {_HOW_TO_MAKE_ONE}"
+        )
+    if needed is not None:
         raise RendezvousError(
-            f"{started} on several machines, and rank {process.rank} on {platform.node()} has no secret by which they "
-            f"know each other. Export {job_secret.VARIABLE} with the same value to all of them: "
-            f"{job_secret.HOW_TO_MAKE_ONE} {_ALONE}"
+            f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
+            f"{platform.node()} needs {needed} {_ALONE}"
         )
     job = (process.launcher, str(process.size), host, port, *process.job)
-    return Address(host, int(port), secret, key, job)
+    return Address(host, int(port), secret.encode(errors="surrogateescape"), key, job)
 
 
 def machine_identity() -> str:
@@ -198,16 +205,9 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
 
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
-    with _listener(rendezvous_path(process), process) as listener:
-        return _gather(process, partial(accept, listener, Hello), timeout)
-
-
-@contextmanager
-def _listener(path: str, process: LauncherEnv) -> Iterator[socket.socket]:
+    path = rendezvous_path(process)
     try:
         unix_sockets.connect(path).close()
-    except PermissionError as error:
-        raise RendezvousError(f"rank 0 cannot listen at {path}: {error.strerror}") from None
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(path)  # The socket of a process that was killed.
@@ -218,7 +218,7 @@ def _listener(path: str, process: LauncherEnv) -> Iterator[socket.socket]:
     with unix_sockets.listen(path, process.size) as listener:
         try:
             step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
-            yield listener
+            return _gather(process, partial(accept, listener, Hello), timeout)
         finally:
             os.unlink(path)
 
@@ -257,11 +257,9 @@ def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connecti
         try:
             connection = Connection(unix_sockets.connect(path).detach())
             connection.send_bytes(encode(own))
-        except PermissionError as error:
-            raise RendezvousError(f"this process cannot connect to rank 0 at {path}: {error.strerror}") from None
-        except OSError:
+        except OSError as error:
             if monotonic() >= deadline:
-                raise _unreachable(process, own, path, timeout, "no process listens there") from None
+                raise _unreachable(process, own, path, timeout, str(error)) from None
             time.sleep(_RETRY_INTERVAL)
         else:
             step("is connected to rank 0")
@@ -273,6 +271,50 @@ def _unreachable(process: LauncherEnv, own: Hello, where: str, timeout: float, w
         f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {own.host} did not "
         f"reach rank 0 at {where}, within {timeout:g} s: {why}"
     )
+
+
+class WaitingProcess:
+    """Rank 0's end of the connection to a waiting process."""
+
+    machine_loss = None
+    """Always None: the process is on this machine."""
+
+    def __init__(self, connection: Connection, on_lost: Callable[[], None]) -> None:
+        """`on_lost` is called in a thread of this object when the connection has ended."""
+        self.lost = False
+        """True if the connection has ended."""
+        self._connection = connection
+        self._on_lost = on_lost
+        threads.start(self._watch, "accel-launched")
+
+    def _watch(self) -> None:
+        with suppress(EOFError, OSError):
+            self._connection.recv_bytes()
+        self.lost = True
+        self._on_lost()
+
+    def end(self, status: int) -> None:
+        """Have the process exit with `status`."""
+        with suppress(OSError):  # It has ended.
+            self._connection.send_bytes(encode(End(status, os.getpid())))
+
+
+def wait_for_end(driver: Connection) -> int:
+    """Wait until the driver has exited; return the exit status for this process."""
+    ignore_interrupts()
+    step("waits for the end of the session")
+    try:
+        end: End = decode(driver.recv_bytes(), End)
+    except (EOFError, OSError):
+        step("the connection to the driver has ended")
+        return DRIVER_LOST
+    step("the driver ends with status %d", end.status)
+    # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its connection
+    # ends before the launcher can see its exit status.
+    if (exit := processes.end_of(end.driver)) is not None:
+        select.select([exit], [], [], EXIT_TIMEOUT)
+        os.close(exit)
+    return end.status
 
 
 # Several machines
@@ -289,9 +331,9 @@ def gather_machines(
 
     calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
     random = secrets.token_bytes(32)
-    port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
+    port, secret = (where.port, where.secret) if where.key is None else (0, mixed(random, where.secret))
     try:
-        key = job_secret.driver_key(secret, where.job)
+        key = driver_key(secret, where.job)
         link = DriverLink(key, port, lambda *call: calls.put(call))
     except OSError as error:
         raise RendezvousError(f"rank 0 cannot listen at port {port}: {error}; set another MASTER_PORT") from None
@@ -321,63 +363,44 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
+    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
+
     port, secret = where.port, where.secret
     if where.key is not None:
         step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
         port, random = _read_store(where, timeout)
-        secret = job_secret.mixed(random, where.secret)
+        secret = mixed(random, where.secret)
     step("looks for rank 0 at %s, port %d", where.host, port)
-    there = f"{where.host}, port {port}"
 
     def hello(address: str, driver_address: str) -> Hello:
         return structs.replace(own, address=address, driver_address=driver_address)
 
     try:
-        return call([where.host], port, job_secret.driver_key(secret, where.job), timeout, "rank 0", hello)
+        return call([where.host], port, driver_key(secret, where.job), hello, "rank 0", timeout)
     except WrongSecret:
         raise RendezvousError(
-            f"the process that listens for rank 0 at {there}, has another secret ({job_secret.VARIABLE}) than rank "
-            f"{process.rank} on {own.host}, or belongs to another job"
+            f"the process that listens for rank 0 at {where.host}, port {port}, has another secret ({SECRET_VARIABLE}) "
+            f"than rank {process.rank} on {own.host}, or belongs to another job"
         ) from None
     except ConnectionError as error:
-        raise _unreachable(process, own, there, timeout, str(error)) from None
+        raise _unreachable(process, own, f"{where.host}, port {port}", timeout, str(error)) from None
 
 
-def call(
-    addresses: Sequence[str],
-    port: int,
-    key: bytes,
-    timeout: float,
-    driver: str,
-    hello: Callable[[str, str], Struct],
-) -> AgentLink:
-    """Connect to the driver at one of `addresses`, and greet it as `machine_link.call` does.
+# The secret
 
-    `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
-    address. If a process that listens there refuses the connection for some seconds, raise :class:`WrongSecret`.
+
+def driver_key(secret: bytes, job: Sequence[str]) -> bytes:
+    """Return the private key of the driver in `job`, from which its public key follows.
+
+    Only processes that know `secret` have either key.
     """
-    from pytest_accel.features.launchers import machine_link  # Imported here, since it needs pyzmq.
+    # JSON separates the values, so different values never result in the same text.
+    return hmac.digest(secret, json.dumps(["pytest-accel", *job]).encode(), "sha256")
 
-    deadline = monotonic() + timeout
-    refused_since: float | None = None
-    errors: dict[str, str] = {}
-    seen: set[str] = set()
-    while True:
-        for address in addresses:
-            try:
-                link = machine_link.call(address, port, key, hello)
-                step("is connected to %s at %s, port %d", driver, address, port)
-                return link
-            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
-                errors[address] = f"{address}: {error}"
-                if isinstance(error, WrongSecret):
-                    refused_since = refused_since or monotonic()
-                    if monotonic() >= refused_since + _REFUSED_TIMEOUT:
-                        raise
-                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
-        if monotonic() >= deadline:
-            raise ConnectionError("; ".join(errors.values()))
-        time.sleep(_RETRY_INTERVAL)
+
+def mixed(random: bytes, users: bytes) -> bytes:
+    """Return a secret derived from both, since every process that reaches the agents' store can read `random`."""
+    return hmac.digest(random, users, "sha256")
 
 
 # The store of torchrun's agents
@@ -417,3 +440,27 @@ def own_interfaces() -> list[tuple[str, str]]:
     entries = [(name, one) for name, interface in psutil.net_if_addrs().items() for one in interface]
     found = [(name, one.address) for name, one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
     return [(name, at) for name, at in found if not at.startswith(("127.", "fe80:")) and at != "::1"]
+
+
+# The launched process itself
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C, which the driver handles. Ranks would inherit that a signal is ignored, but no handler."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
+def own_cores() -> tuple[int, ...]:
+    """Return the CPU cores that the launcher lets this process use; empty if this is not known."""
+    return tuple(sorted(os.sched_getaffinity(0))) if sys.platform == "linux" else ()
+
+
+def use_cores(cores: Collection[int]) -> None:
+    """Use these CPU cores in this process and in its ranks; no-op if there are none.
+
+    One process starts all ranks of a machine, and mpirun binds each process that it starts to a core of its own.
+    """
+    if sys.platform == "linux" and cores:
+        with suppress(OSError):  # None of them is present, in a container.
+            os.sched_setaffinity(0, cores)

@@ -20,9 +20,9 @@ from pytest_accel.core import log, processes
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
-from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.rendezvous import call
+from pytest_accel.features.launchers.machine_link import call
+from pytest_accel.features.launchers.rendezvous import SECRET_VARIABLE
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages.struct_messages import decode
 
@@ -40,7 +40,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
     out, because they name the devices of one machine.
     """
     masks = {name for kind in KINDS.values() for name in kind.masks}
-    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", job_secret.VARIABLE}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", SECRET_VARIABLE}
     return {
         name: value
         for name, value in environ.items()
@@ -67,7 +67,7 @@ def serve(invitation: Invitation) -> int:
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     key, hello = bytes.fromhex(invitation.key), NodeHello(invitation.machine)
     try:
-        link = call(invitation.addresses, invitation.port, key, _JOIN_TIMEOUT, "the controller", lambda *_: hello)
+        link = call(invitation.addresses, invitation.port, key, lambda *_: hello, "the controller", _JOIN_TIMEOUT)
     except ConnectionError as error:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"

@@ -184,7 +184,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
 
     def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: RayCluster) -> None:
         self.on_cluster = ClusterMachines(cluster.settings, cluster.changes, self._machine_lost)
-        super().__init__(spec, here, self.on_cluster, reports)
+        super().__init__(spec, here, self.on_cluster.machines, self.on_cluster.clients, reports)
         self._cluster = cluster
         self._failure: str | None = None
         """Why no request can be met any more; None as long as the helper runs."""

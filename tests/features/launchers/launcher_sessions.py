@@ -8,11 +8,12 @@ import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.run import Run
 
 RANKS = """
@@ -62,6 +63,22 @@ RANKS = """
     def test_plain():
         assert not {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"} & os.environ.keys()
         assert "zmq" not in sys.modules  # One machine does not need it.
+"""
+ENDLESS = """
+    import threading
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, nodes={nodes})
+    def test_endless(rank):
+        Path(__file__).with_name(f"rank-{{rank}}").write_text("here\\n")
+        threading.Event().wait()
+
+
+    def test_next():
+        pass
 """
 PASSES = {
     "test_both": "PASSED",
@@ -115,3 +132,12 @@ def launched_process(suite: BackgroundSuite, variable: str, value: str) -> psuti
 
     (found,) = filter(has_value, suite.processes())
     return found
+
+
+def start_endless(suite: BackgroundSuite, nodes: int, **how: Any) -> BackgroundSession:
+    """Start a session of the suite `ENDLESS`, wait until both ranks are in the test, and return the session."""
+    suite.write("test_it.py", ENDLESS.format(nodes=nodes))
+    session = suite.start(**how)
+    suite.read("rank-0")
+    suite.read("rank-1")
+    return session

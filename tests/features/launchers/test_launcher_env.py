@@ -111,9 +111,6 @@ def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], e
         pytest.param({**TORCHRUN, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, id="one process"),
         pytest.param({**TORCHRUN, "TORCHELASTIC_RUN_ID": "accel-3"}, id="a rank of this plugin"),
         pytest.param({**TORCHRUN, "RANK": "one"}, id="invalid number"),
-        pytest.param({**TORCHRUN, "WORLD_SIZE": "9" * 4000}, id="number that no launcher has"),
-        pytest.param({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, id="number that Python does not read"),
-        pytest.param({**SRUN, "SLURM_STEP_TASKS_PER_NODE": f"2(x{10**12})"}, id="number of machines"),
         pytest.param({"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, id="in sbatch, without srun"),
     ],
 )
@@ -166,7 +163,7 @@ def test_the_argument_local_rank_of_deepspeed_is_not_given_to_pytest() -> None:
 
 def hello(rank: int, **other: object) -> Hello:
     """Return the message of `rank`, with the fields `other` changed."""
-    values: dict[str, object] = {"args": ("-v",), "directory": "/here", "rootdir": "/here", "masks": {}, **other}
+    values: dict[str, object] = {"facts": {"arguments": "-v", "visible devices": "A=0"}, **other}
     return Hello(rank, os.getpid(), **values)  # type: ignore[arg-type]
 
 
@@ -174,25 +171,21 @@ def hello(rank: int, **other: object) -> Hello:
     ("other", "what"),
     [
         ({}, None),
-        ({"args": ("-v", "-x")}, "arguments: rank 0 has -v, rank 2 has -v -x"),
-        ({"args": ()}, "arguments: rank 0 has -v, rank 2 has none"),
-        ({"directory": "/there"}, "working directory: rank 0 has /here, rank 2 has /there"),
-        ({"rootdir": "/there"}, "root directory: rank 0 has /here, rank 2 has /there"),
-        ({"masks": {}}, "visible devices: rank 0 has A=0,1, rank 2 has no mask"),
-        (
-            {"machine": "there"},
-            "different numbers of processes on the machines (2, 1): start as many on each",
-        ),
+        ({"arguments": "-v -x"}, "arguments: rank 0 has -v, rank 2 has -v -x"),
+        ({"visible devices": "no mask"}, "visible devices: rank 0 has A=0, rank 2 has no mask"),
     ],
 )
-def test_a_difference_between_processes_names_both_values(other: dict[str, object], what: str | None) -> None:
-    same: dict[str, object] = {"masks": {"A": "0,1"}}
-    difference = find_difference("torchrun", [hello(0, **same), hello(1, **same), hello(2, **{**same, **other})])
+def test_a_difference_between_processes_names_both_values(other: dict[str, str], what: str | None) -> None:
+    last = hello(2, facts={**hello(0).facts, **other})
+    difference = find_difference("torchrun", [hello(0), hello(1), last])
     assert difference is None if what is None else what in str(difference)
 
 
-def test_machines_may_have_different_devices() -> None:
-    assert find_difference("srun", [hello(0, masks={"A": "0"}), hello(1, masks={"A": "1"}, machine="there")]) is None
+def test_machines_may_have_different_devices_but_not_different_numbers_of_processes() -> None:
+    there = hello(1, facts={**hello(0).facts, "visible devices": "A=1"}, machine="there")
+    assert find_difference("srun", [hello(0), there]) is None
+    text = "srun has started different numbers of processes on the machines (2, 1): start as many on each"
+    assert find_difference("srun", [hello(0), hello(2), there]) == text
 
 
 def world(rank: int) -> LauncherEnv:
@@ -251,9 +244,7 @@ def test_missing_processes_are_named() -> None:
         gather(world(0), 3)
 
     thread.join()
-    with pytest.raises(
-        RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: no process listens there"
-    ):
+    with pytest.raises(RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: .*No such file"):
         rendezvous.join(world(1), hello(1), 0)
 
 
@@ -270,18 +261,13 @@ def test_the_rendezvous_of_several_machines_is_read_from_the_environment() -> No
     unsaid = {**agents, "PYTEST_ACCEL_SECRET": ""}
     assert find_address(unsaid, process) == replace(found, key="pytest-accel/2", secret=b"")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
+        with pytest.raises(RendezvousError, match=rf"needs an address to meet at .*{name}=''"):
             find_address({**exported, name: ""}, process)
 
 
-@pytest.mark.parametrize(
-    ("secret", "text"),
-    [
-        ("", r"rank 3 on .* has no secret .*Export PYTEST_ACCEL_SECRET with the same value"),
-        ("guess me\n", r"rank 3 on .*PYTEST_ACCEL_SECRET has 8 characters; at least 16 are needed"),
-    ],
-)
-def test_a_process_without_a_usable_secret_ends_at_once(secret: str, text: str) -> None:
+@pytest.mark.parametrize("secret", ["", "guess me\n"])
+def test_a_process_without_a_usable_secret_ends_at_once(secret: str) -> None:
+    text = r"rank 3 on .* needs a secret of at least 16 characters.*export PYTEST_ACCEL_SECRET with the same value"
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": secret}
     process = LauncherEnv("srun", 3, 4, 1, 2, ("a",))
     with pytest.raises(RendezvousError, match=text) as raised:
@@ -304,7 +290,7 @@ def address() -> Address:
 def test_processes_of_other_machines_are_accepted_and_strangers_are_rejected(address: Address) -> None:
     """Strangers send nothing, a part of a greeting, or another protocol."""
     found: dict[int, object] = {}
-    there = hello(1, host="there", args=("-k", "\udcff"))
+    there = hello(1, host="there", facts={"arguments": "-k \udcff"})
     near = hello(2, host="here")
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
@@ -359,7 +345,7 @@ def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytes
             stored.put(value)
         return value or stored.get()
 
-    monkeypatch.setattr(rendezvous, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
     monkeypatch.setattr(rendezvous, "_ask_store", ask_store)
     where = address if theirs else replace(address, key="pytest-accel/0")
     found: dict[int, object] = {}
@@ -377,7 +363,7 @@ def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytes
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "find_spec", lambda name: None)
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
-    said = r"srun has started 4 processes on several machines, and pyzmq.* pip install 'pytest-accel\[cluster\]'"
+    said = r"on several machines, and rank 3 .* needs pyzmq.* pip install 'pytest-accel\[cluster\]'"
     with pytest.raises(RendezvousError, match=said):
         find_address(exported, LauncherEnv("srun", 3, 4, 1, 2, ("a",)))
 

@@ -45,7 +45,8 @@ class Ends:
         self.ended = threading.Event()
         """Set once the agent has noticed the end of the connection."""
         self.driver = DriverLink(KEY, 0, lambda *call: self.joined.put(call))
-        self.link = call("127.0.0.1", self.driver.port, KEY, lambda own, other: Greeting(f"{own} to {other}"))
+        hello = lambda own, other: Greeting(f"{own} to {other}")  # noqa: E731
+        self.link = call(["127.0.0.1"], self.driver.port, KEY, hello, "the driver", 30)
         assert abs(self.link.clock) < 1
         self.link.serve(self._open, self._end)
         self.agent = threading.Thread(target=self.link.loop.run_forever)
@@ -56,7 +57,7 @@ class Ends:
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
         self.driver.listen(name, unix_sockets.listen(self.path, 8))
-        self.driver.open(name, StartServer(spec, {}, ""), end)
+        self.driver.open(name, StartServer(spec, {}), end)
         eventually("the server to start", lambda: bool(self.servers))
 
     def _open(self, target: Target) -> socket.socket:

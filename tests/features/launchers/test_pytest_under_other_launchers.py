@@ -8,18 +8,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite
-from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import RANKS, expect_one_session, launched_process, suites
+from tests.features.launchers.launcher_sessions import RANKS, expect_one_session, suites
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),
@@ -30,6 +28,7 @@ DEEPSPEED = (
     *(sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "none", "--num_gpus", "2"),
     *("--module", "pytest"),
 )
+MPICH = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
 
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -56,44 +55,34 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]
         yield made
 
 
-def skip_without(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-
-
-def check_session(suite: BackgroundSuite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
-    """Check a session under `launcher`."""
-    suite.write("test_it.py", RANKS)
-    run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
-    expect_one_session(suite, run, launcher)
-
-
 @pytest.mark.long
-def test_accelerate_starts_one_session(suite: BackgroundSuite) -> None:
-    skip_without("accelerate")
-    environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
-    check_session(suite, "accelerate launch", ACCELERATE, environment)
-
-
-@pytest.mark.long
-def test_deepspeed_starts_one_session(suite: BackgroundSuite) -> None:
-    skip_without("deepspeed")
-    check_session(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
-
-
-@pytest.mark.long
-def test_mpich_starts_one_session(suite: BackgroundSuite) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "program", "environment"),
+    [
+        (
+            "accelerate",
+            ACCELERATE,
+            {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"},
+        ),
+        ("deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"}),
+        ("mpirun.mpich", MPICH, {}),
+        ("srun", ("srun", "-n", "2", *PYTEST), {}),
+    ],
+    ids=["accelerate", "deepspeed", "mpich", "srun"],
+)
+def test_each_launcher_starts_one_session(
+    suite: BackgroundSuite, tmp_path: Path, launcher: str, program: tuple[str, ...], environment: dict[str, str]
+) -> None:
     """Open MPI has such sessions in `test_several_machines.py` and `tests/faults/test_verdict_matrix.py`."""
-    if shutil.which("mpirun.mpich") is None:
-        pytest.skip("there is no mpirun.mpich here")
-    program = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
-    check_session(suite, "mpirun", program, {})
-
-
-@pytest.mark.long
-def test_srun_starts_one_session(suite: BackgroundSuite, tmp_path: Path) -> None:
-    with slurm.single_node(tmp_path) as running:
-        check_session(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
+    if importlib.util.find_spec(launcher.partition(".")[0]) is None and shutil.which(launcher) is None:
+        pytest.skip(f"there is no {launcher} here")
+    suite.write("test_it.py", RANKS)
+    with slurm.single_node(tmp_path) if launcher == "srun" else nullcontext() as running:
+        if running is not None:
+            program, environment = (*running.enter, *program), running.environment
+        run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
+    name = {"accelerate": "accelerate launch", "mpirun.mpich": "mpirun"}.get(launcher, launcher)
+    expect_one_session(suite, run, name)
 
 
 @pytest.mark.long
@@ -173,38 +162,3 @@ def test_tests_without_a_mark_and_tests_that_only_a_rank_has_collected_are_error
     assert "ran once, not in" not in run.text
     assert run.text.count("1 passed, 1 skipped, 3 errors") == 1
     assert run.ret == 1
-
-
-@pytest.mark.long
-def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: BackgroundSuite) -> None:
-    """The ranks of the stopped process continue. The driver ends without an answer from the process."""
-    suite.write(
-        "test_it.py",
-        """
-        import time
-        from pathlib import Path
-
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_waits(rank):
-            here = Path(__file__)
-            here.with_name(f"rank-{rank}").write_text("here\\n")
-            while not here.with_name("go").exists():
-                time.sleep(0.01)
-        """,
-    )
-    session = suite.start(program=SRUN)
-    suite.read("rank-1")
-    agent = launched_process(suite, "SLURM_PROCID", "1")
-    driver = launched_process(suite, "SLURM_PROCID", "0")
-    agent.send_signal(signal.SIGSTOP)
-
-    suite.write("go", "")
-    eventually("the driver to end", lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
-    agent.send_signal(signal.SIGCONT)
-    run = session.finish()
-
-    run.expect({"test_waits": "PASSED"})
-    assert run.ret == 0

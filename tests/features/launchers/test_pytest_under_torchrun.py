@@ -9,7 +9,14 @@ import pytest
 from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.record.census import read_job
 from tests.background_suite import BackgroundSuite, torchrun
-from tests.features.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
+from tests.features.launchers.launcher_sessions import (
+    PASSES,
+    RANKS,
+    expect_one_session,
+    launched_process,
+    start_endless,
+    suites,
+)
 
 PROGRAM = torchrun(2)
 
@@ -34,30 +41,9 @@ def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> No
     assert job.complete
 
 
-ENDLESS = """
-    import threading
-    from pathlib import Path
-
-    import pytest
-
-
-    @pytest.mark.distributed(2)
-    def test_endless(rank):
-        Path(__file__).with_name(f"rank-{rank}").write_text("here\\n")
-        threading.Event().wait()
-
-
-    def test_next():
-        pass
-"""
-
-
 @pytest.mark.long
 def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=PROGRAM)
-    suite.read("rank-0")
-    suite.read("rank-1")
+    session = start_endless(suite, 1, program=PROGRAM)
     agent = launched_process(suite, "RANK", "1")
 
     agent.kill()
@@ -70,10 +56,7 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
 
 @pytest.mark.long
 def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=PROGRAM)
-    suite.read("rank-0")
-    suite.read("rank-1")
+    session = start_endless(suite, 1, program=PROGRAM)
 
     launched_process(suite, "RANK", "0").kill()
     run = session.finish()

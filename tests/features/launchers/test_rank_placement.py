@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.features.launchers.placement import Layout
+from pytest_accel.features.launchers.placement import Layout, RankMachine
 
-TWO = Layout(("one", "two"), 2)
-THREE = Layout(("one", "two", "three"), 3)
+ONE, OTHER, THIRD = (RankMachine(name, "") for name in ("one", "two", "three"))
+TWO = Layout((ONE, OTHER), 2)
+THREE = Layout((ONE, OTHER, THIRD), 2)
 
 
 @pytest.mark.parametrize(
@@ -26,15 +27,3 @@ def test_ranks_are_distributed_evenly_over_as_few_machines_as_possible(
     layout: Layout, ranks: int, nodes: int, machines: list[int]
 ) -> None:
     assert layout.machines_of(ranks, nodes) == machines
-
-
-@pytest.mark.parametrize(
-    ("ranks", "nodes", "text"),
-    [
-        (4, 2, None),
-        (5, 1, "needs 5 ranks; mpirun has started 4"),
-        (3, 3, "needs 3 machines; mpirun has started ranks on 2"),
-    ],
-)
-def test_shortage_names_missing_ranks_or_machines(ranks: int, nodes: int, text: str | None) -> None:
-    assert TWO.shortage(ranks, nodes, "mpirun") == text

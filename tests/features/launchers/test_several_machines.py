@@ -21,7 +21,7 @@ from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import launched_process, suites
+from tests.features.launchers.launcher_sessions import launched_process, start_endless, suites
 from tests.features.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
 from tests.torch_release import RECORDS_COLLECTIVES
@@ -361,30 +361,9 @@ def test_slurm_accepts_the_example_batch_files(suite: BackgroundSuite, two_machi
     assert run.ret == 0
 
 
-ENDLESS = """
-    import threading
-    from pathlib import Path
-
-    import pytest
-
-
-    @pytest.mark.distributed(2, nodes=2)
-    def test_endless(rank):
-        Path(__file__).with_name(f"rank-{rank}").write_text("here\\n")
-        threading.Event().wait()
-
-
-    def test_next():
-        pass
-"""
-
-
 @pytest.mark.long
 def test_a_disconnected_machine_is_named_and_ends_the_session(suite: BackgroundSuite, two_machines: Machines) -> None:
-    suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=srun(two_machines))
-    suite.read("rank-0")
-    suite.read("rank-1")
+    session = start_endless(suite, 2, program=srun(two_machines))
 
     two_machines.cut()
     run = session.finish()
@@ -400,11 +379,8 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: BackgroundS
 def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
-    suite.write("test_it.py", ENDLESS)
     log = suite.temporary / "steps.log"
-    session = suite.start(program=srun(two_machines), environment={"PYTEST_ACCEL_LOG": str(log)})
-    suite.read("rank-0")
-    suite.read("rank-1")
+    session = start_endless(suite, 2, program=srun(two_machines), environment={"PYTEST_ACCEL_LOG": str(log)})
 
     launched_process(suite, "SLURM_PROCID", "0").kill()
 
@@ -419,45 +395,14 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 
 
 @pytest.mark.long
-def test_output_and_logs_of_remote_ranks_are_shown_and_their_breakpoints_are_skipped(
+def test_each_machine_leases_its_own_devices_and_output_of_remote_ranks_is_shown(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
-    """The machines share only the suite's folder, like a checkout on a cluster."""
-    suite.write("test_two_machines.py", TWO_MACHINE_TESTS)
+    """The machines share only the suite's folder, so `shared_tmp_path` is an error. Remote breakpoints are skipped."""
     suite.write(
         "test_it.py",
         """
         import logging
-
-        import pytest
-
-
-        @pytest.mark.distributed(2, nodes=2)
-        def test_writes(rank):
-            print(f"from rank {rank}")
-            logging.getLogger().warning("logged")
-            if rank == 1:
-                breakpoint()
-        """,
-    )
-
-    options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", f"--basetemp={suite.path / 'tmp'}")
-    program = srun(two_machines, private=[str(suite.temporary)])
-    run = suite.start(*options, "-k", "writes or folder", program=program).finish()
-
-    assert sorted((suite.path / "run.log").read_text().splitlines()) == ["[rank 0] logged", "[rank 1] logged"]
-    assert "[rank 0] from rank 0\n" in run.text
-    assert "[rank 1] from rank 1\n" in run.text
-    assert "2 passed" in run.text
-    assert run.ret == 0
-
-
-@pytest.mark.long
-def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machines: Machines) -> None:
-    """The machines share no folder for temporary files, so `shared_tmp_path` is an error."""
-    suite.write(
-        "test_it.py",
-        """
         import os
         import socket
         from pathlib import Path
@@ -506,6 +451,14 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             pass
 
 
+        @pytest.mark.distributed(2, nodes=2)
+        def test_writes(rank):
+            print(f"from rank {rank}")
+            logging.getLogger().warning("logged")
+            if rank == 1:
+                breakpoint()
+
+
         @pytest.mark.devices(1)
         @pytest.mark.parametrize("number", range(2))
         def test_near(number):
@@ -514,7 +467,8 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
     )
 
     program = srun(two_machines, private=[str(suite.temporary)], far=["SIM_VISIBLE_DEVICES=0,1,2,3"])
-    run = suite.start("--accel=sim:5,shared", "--accel-wait=20", program=program).finish()
+    options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", "--accel=sim:5,shared", "--accel-wait=20")
+    run = suite.start(*options, program=program).finish()
 
     run.expect(
         {
@@ -528,6 +482,10 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             "test_near[1]": "PASSED",
         }
     )
+    assert sorted((suite.path / "run.log").read_text().splitlines()) == ["[rank 0] logged", "[rank 1] logged"]
+    assert "6 passed, 1 skipped, 2 errors" in run.text  # The output stands in the line of `test_writes`.
+    assert "[rank 0] from rank 0\n" in run.text
+    assert "[rank 1] from rank 1\n" in run.text
     assert "needs 6 sim devices; there are 5: 5 x sim (on near-node)" in run.text
     assert "needs 5 sim devices; there are 4" in run.failure("test_too_many_for_the_far_machine")
     assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")

@@ -1,8 +1,7 @@
 """Suites without a mark of the plugin, in the styles of public projects, and a plugin that records their outcomes.
 
 All are in one folder, each in a folder of its own, so that one session runs them all. Tests that call collectives do so
-in the same order in each launched process. Only one suite uses the store of torchrun, since torch does not make a
-second default group in it.
+in the same order in each launched process.
 """
 
 from __future__ import annotations
@@ -109,41 +108,6 @@ _AUTOUSE = {
             assert dist.get_rank() == 0
     """,
 }
-_GUARD = {
-    "test_guard.py": """
-        import os
-
-        import pytest
-        import torch
-        import torch.distributed as dist
-
-        needs_two = pytest.mark.skipif(int(os.environ.get("WORLD_SIZE", "1")) < 2, reason="needs two processes")
-
-
-        @pytest.fixture(scope="module")
-        def group():
-            rank, store = int(os.environ["RANK"]), f"file://{os.environ['OUTCOMES']}/guard.store"
-            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-            yield dist.group.WORLD
-            dist.destroy_process_group()
-
-
-        @needs_two
-        def test_broadcast(group):
-            value = torch.tensor([dist.get_rank()])
-            dist.broadcast(value, src=1)
-            assert value.item() == 1
-
-
-        @needs_two
-        def test_rank_1_has_a_bug(group):
-            assert os.environ["RANK"] == "0"
-
-
-        def test_alone():
-            assert torch.ones(1).item() == 1
-    """,
-}
 _OWN_MARK = {
     "conftest.py": """
         import os
@@ -229,34 +193,6 @@ _PYTEST_MPI = {
             pass
     """,
 }
-_MPI4PY = {
-    "test_mpi4py.py": """
-        import os
-
-        import pytest
-
-        pytest.importorskip("mpi4py")
-
-
-        @pytest.fixture(scope="module")
-        def world():
-            from mpi4py import MPI
-
-            return MPI.COMM_WORLD
-
-
-        def test_size(world):
-            assert world.size == int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
-
-
-        def test_sum(world):
-            assert world.allreduce(1) == world.size
-
-
-        def test_rank_1_has_a_bug(world):
-            assert world.rank == 0
-    """,
-}
 _OPTIONS = {
     "conftest.py": """
         import os
@@ -296,8 +232,6 @@ _OPTIONS = {
 }
 SUITES = {
     "autouse": _AUTOUSE,
-    "guard": _GUARD,
-    "mpi4py_": _MPI4PY,
     "options": _OPTIONS,
     "own_mark": _OWN_MARK,
     "pytest_mpi_": _PYTEST_MPI,

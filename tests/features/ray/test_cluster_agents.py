@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from pytest_accel.features.launchers import machine_link
 from pytest_accel.features.launchers.agent_client import EnvironmentChanges
-from pytest_accel.features.launchers.job_secret import WrongSecret
 from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.launchers.rendezvous import WrongSecret
 from pytest_accel.features.ray.ray_cluster import ClusterMachines
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.settings.options import Settings
@@ -22,7 +22,8 @@ from tests.features.ray.table_cluster import start_agent
 def greet(invitation: Invitation) -> AgentLink:
     """Call as the agent of the invitation's machine. Raise WrongSecret if it has another key."""
     hello = NodeHello(invitation.machine)
-    return machine_link.call("127.0.0.1", invitation.port, bytes.fromhex(invitation.key), lambda *_: hello)
+    key = bytes.fromhex(invitation.key)
+    return machine_link.call(["127.0.0.1"], invitation.port, key, lambda *_: hello, "the driver", 0)
 
 
 def test_only_expected_agents_with_the_key_are_admitted() -> None:
