@@ -39,7 +39,7 @@ from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
-from tests.pool.plain_workers import PlainWorkers
+from tests.plain_workers import PlainWorkers
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")

@@ -19,7 +19,7 @@ import pytest
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import RANKS, expect_one_session, launched_process, suites
+from tests.launcher_sessions import RANKS, expect_one_session, launched_process, suites
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),

@@ -9,7 +9,7 @@ import pytest
 from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.record.census import read_job
 from tests.background_suite import BackgroundSuite, torchrun
-from tests.features.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
+from tests.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
 
 PROGRAM = torchrun(2)
 

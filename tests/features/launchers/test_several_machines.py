@@ -21,8 +21,8 @@ from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import launched_process, suites
-from tests.features.launchers.machines import ADDRESSES, NAMES, Machines, machines
+from tests.launcher_sessions import launched_process, suites
+from tests.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
 from tests.torch_release import RECORDS_COLLECTIVES
 
