@@ -16,7 +16,7 @@ import pytest
 from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, Effort, Figure, SessionTimes, interleaved, middle, session, torchrun
 from pytest_accel import read_record
-from tests.features.launchers import machines
+from tests import machines
 from tests.features.launchers.test_several_machines import torchrun as torchrun_on_both
 from tests.features.ray.ray_machines import RayMachines, StartedNode, start_node
 

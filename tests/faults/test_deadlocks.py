@@ -75,7 +75,7 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
         """,
     )
     # Each of the tests is looked at for several seconds, in which its ranks sleep.
-    run = suite.start("-n5", "--accel=sim:12", CAUSES).finish(timeout=240)
+    run = suite.start("-n2", "--accel=sim:6", CAUSES).finish(timeout=240)
     run.expect(
         {
             "test_one_rank_has_finished": "FAILED hung: deadlock; rank 0",

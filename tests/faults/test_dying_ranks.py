@@ -10,6 +10,7 @@ from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 
 _CRASH = "        ctypes.string_at(0)"
+_REDUCE = "    dist.all_reduce(torch.ones(1))"
 
 
 def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: BackgroundSuite) -> None:
@@ -23,7 +24,7 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
         import signal
 
         import pytest
-        from tests.lazy_torch import dist
+        from tests.lazy_torch import dist, torch
 
         pytestmark = pytest.mark.distributed(2)
 
@@ -49,7 +50,22 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
 
         def test_world_is_new(tests_of_this_world, world_size):
             assert tests_of_this_world == []
-            dist.barrier()
+            reduce()
+
+
+        def reduce():
+            dist.all_reduce(torch.ones(1))
+
+
+        def test_dies_after_a_collective_of_the_last_test(rank):
+            if rank == 1:
+                kill_self()
+
+
+        def test_dies_after_a_collective(rank):
+            reduce()
+            if rank == 1:
+                os._exit(0)
 
 
         def test_stays_as_another_program(rank):
@@ -103,6 +119,8 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
             "test_first": "PASSED",
             "test_while_another_waits_for_it": "FAILED died: SIGKILL; rank 0",
             "test_world_is_new": "PASSED",
+            "test_dies_after_a_collective_of_the_last_test": "FAILED died: SIGKILL; rank 1",
+            "test_dies_after_a_collective": "FAILED died: status 0; rank 1",
             "test_stays_as_another_program": "FAILED died: unknown; rank 1",
             "test_death_is_not_the_expected_failure": "FAILED died: SIGKILL; rank 1",
             "test_no_ranks": "FAILED died: status 0; rank 0",
@@ -117,7 +135,8 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     assert "errors outside of any test" not in run.text
     report = run.failure("test_crash")
     lines = (suite.path / "test_deaths.py").read_text().splitlines()
-    crash, call = (f"test_deaths.py:{lines.index(line) + 1}" for line in (_CRASH, "    crash(rank)"))
+    places = (f"test_deaths.py:{lines.index(line) + 1}" for line in (_CRASH, "    crash(rank)", _REDUCE))
+    crash, call, reduce = places
     message = f"rank 1 was killed by SIGSEGV at {crash} in crash"
     assert f"FAILED test_deaths.py::test_crash - {message}" in run.text
     assert f"rank 1 of 2 on sim\n\n{call}: in test_crash\n    crash(rank)\n" in report
@@ -128,6 +147,12 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
         assert text not in report.partition("- Captured log call")[0]
     child_report = run.failure("test_child_crashes")
     assert "Fatal Python error: Segmentation fault" in child_report.partition("Captured stdout call [rank 1]")[2]
+    # The place of the last collective is shown if it was in the test.
+    assert "\nrank 1 was killed by SIGKILL\n" in run.failure("test_dies_after_a_collective_of_the_last_test")
+    report = run.failure("test_dies_after_a_collective")
+    assert f"{reduce}: in reduce\n{_REDUCE}\n" in report
+    end = f"exited with status 0 before it had finished the test, after the collective at {reduce} in reduce"
+    assert f"E   rank 1 {end}\n" in report
 
 
 @pytest.mark.long
@@ -250,46 +275,3 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
         ("rank 0", "killed by SIGKILL"),
     ]
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
-def test_a_killed_rank_has_the_place_of_its_last_collective_in_the_test(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import signal
-
-        import pytest
-        import torch
-        import torch.distributed as dist
-
-        pytestmark = pytest.mark.distributed(2)
-
-
-        def reduce():
-            dist.all_reduce(torch.ones(1))
-
-
-        def test_1_passes():
-            reduce()
-
-
-        def test_2_dies_at_once(rank):
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-        def test_3_dies_later(rank):
-            reduce()
-            if rank == 1:
-                os._exit(0)
-        """,
-    )
-    run = suite.run(CAUSES)
-    died = {"test_2_dies_at_once": "FAILED died: SIGKILL; rank 1", "test_3_dies_later": "FAILED died: status 0; rank 1"}
-    run.expect({"test_1_passes": "PASSED", **died})
-    assert "\nrank 1 was killed by SIGKILL\n" in run.failure("test_2_dies_at_once")
-    report = run.failure("test_3_dies_later")
-    assert "test_it.py:13: in reduce\n    dist.all_reduce(torch.ones(1))\n" in report
-    end = "exited with status 0 before it had finished the test, after the collective at test_it.py:13 in reduce"
-    assert f"E   rank 1 {end}\n" in report

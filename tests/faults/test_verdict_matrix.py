@@ -48,7 +48,7 @@ OUTCOMES = {
     "sys_exit_0": OutcomeCase("sys.exit(0)", "failed: SystemExit"),
     "exit_0": OutcomeCase("os._exit(0)", "died: status 0", dies=True),
     "exit_3": OutcomeCase("os._exit(3)", "died: status 3", dies=True, everywhere=False),
-    "sigkill": OutcomeCase("os.kill(os.getpid(), signal.SIGKILL)", "died: SIGKILL", dies=True),
+    "sigkill": OutcomeCase("os.kill(os.getpid(), signal.SIGKILL)", "died: SIGKILL", dies=True, everywhere=False),
     "sigsegv": OutcomeCase("faulthandler._sigsegv()", "died: SIGSEGV", dies=True, everywhere=False),
     "sigabrt": OutcomeCase("os.abort()", "died: SIGABRT", dies=True, everywhere=False),
     "sigterm": OutcomeCase("os.kill(os.getpid(), signal.SIGTERM)", "died: SIGTERM", dies=True, everywhere=False),

@@ -191,23 +191,6 @@ _REPLACING_TEST = """
 """
 
 
-def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuite) -> None:
-    """The world that runs the second test of each file is a new one. Without the teardown, an error would be lost."""
-    suite.write("conftest.py", _FAILING_RESOURCE)
-    for name, code in _REPLACES_ITS_WORLD.items():
-        suite.write(f"test_{name}.py", _REPLACING_TEST.format(name=name, code=code))
-    run = suite.run("-p", "no:randomly")
-    outcomes = {f"test_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD} | {"test_dies": "FAILED ERROR"}
-    run.expect(outcomes | {f"test_after_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD})
-    text = "ranks 0-1: RuntimeError: not given back (fixtures were torn down after this test, since its processes are"
-    assert run.failure("test_destroys").startswith(text)
-    torn_down = {path.name for path in suite.path.glob("test_*-*")}
-    assert torn_down == {f"test_{name}-{rank}" for name in _REPLACES_ITS_WORLD for rank in range(2)}
-    _, title, rest = run.text.partition("accel: fixtures that were not torn down, since their ranks had died or hung")
-    assert title, run.text
-    assert rest.splitlines()[1] == "test_dies.py::test_dies: resource (rank 1)"
-
-
 _HANGING = """
     import os
     import time
@@ -238,14 +221,29 @@ _HANGING = """
 """
 
 
-def test_fixtures_are_torn_down_in_a_rank_that_hangs_in_python_code(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", _HANGING)
-    run = suite.run()
-    run.expect({"test_hangs": "FAILED", "test_hangs_in_c": "FAILED"})
-    # When rank 0 has ended, the barrier of rank 1 fails.
-    assert sorted(path.name for path in suite.path.glob("*-*")) == ["closed-0", "closed-1", "removed-0", "removed-1"]
+def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuite) -> None:
+    """The world that runs the second test of each file is a new one. Without the teardown, an error would be lost."""
+    (suite.path / "replacing").mkdir()
+    suite.write("replacing/conftest.py", _FAILING_RESOURCE)
+    for name, code in _REPLACES_ITS_WORLD.items():
+        suite.write(f"replacing/test_{name}.py", _REPLACING_TEST.format(name=name, code=code))
+    suite.write("test_hanging.py", _HANGING)
+    run = suite.run("-p", "no:randomly")
+    outcomes = {f"test_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD} | {"test_dies": "FAILED ERROR"}
+    outcomes |= dict.fromkeys(("test_hangs", "test_hangs_in_c"), "FAILED")
+    run.expect(outcomes | {f"test_after_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD})
+    text = "ranks 0-1: RuntimeError: not given back (fixtures were torn down after this test, since its processes are"
+    assert run.failure("test_destroys").startswith(text)
+    torn_down = {path.name for path in suite.path.glob("test_*-*")}
+    assert torn_down == {f"test_{name}-{rank}" for name in _REPLACES_ITS_WORLD for rank in range(2)}
     _, title, rest = run.text.partition("accel: fixtures that were not torn down, since their ranks had died or hung")
     assert title, run.text
-    assert rest.splitlines()[1] == "test_it.py::test_hangs_in_c: account (ranks 0-1)"
-    assert "test_it.py::test_hangs: account" not in rest
+    assert rest.splitlines()[1:3] == [
+        "replacing/test_dies.py::test_dies: resource (rank 1)",
+        "test_hanging.py::test_hangs_in_c: account (ranks 0-1)",
+    ]
+    assert "test_hanging.py::test_hangs: account" not in rest
+    # When rank 0 has ended, the barrier of rank 1 fails.
+    hanging = sorted(path.name for path in suite.path.glob("*d-?"))
+    assert hanging == ["closed-0", "closed-1", "removed-0", "removed-1"]
     assert "outside of any test" not in run.text

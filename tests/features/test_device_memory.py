@@ -11,6 +11,7 @@ import pytest
 
 from tests.features.conftest import Suite
 from tests.installed_packages import InstalledPackages
+from tests.run import Run
 
 _KIND = """
 from collections import Counter
@@ -199,12 +200,8 @@ def test_at_last(card):
 """
 
 
-def test_memory_after_a_test(fake: Suite) -> None:
-    fake.write("test_it.py", _MEMORY)
-    run = fake.run("--accel=fake:1", "--tb=short")
-    outcomes = run.outcomes()
-    assert [name for name, outcome in outcomes.items() if outcome == "FAILED"] == ["test_fails_with_a_full_card"]
-    ranks = dict(line.split() for line in fake.read("ranks"))
+def _check_memory(run: Run, ranks: dict[str, str]) -> None:
+    """Check the results of `_MEMORY`; `ranks` has the process of each test."""
     # Neither a workspace nor a failed test costs the rank.
     names = ["backward", "nothing", "emptied", "failed", "before-graph"]
     assert len({ranks[name] for name in names}) == 1
@@ -213,8 +210,6 @@ def test_memory_after_a_test(fake: Suite) -> None:
     # A graph may use the workspace, which is therefore not cleared.
     assert "left 65 MiB more allocated on cuda:0 than it had found" in run.failure("test_captures_a_graph")
     assert "left 16384 MiB more allocated on cuda:0 than it had found" in run.failure("test_leaks")
-    leaks = ["test_captures_a_graph", "test_leaks"]
-    assert [name for name, outcome in outcomes.items() if "ERROR" in outcome] == leaks
 
 
 _WORLDS = """
@@ -246,13 +241,6 @@ def test_of_the_first_key(launch):
 """
 
 
-def test_the_cache_is_emptied_for_other_worlds_and_launched_scripts(fake: Suite) -> None:
-    fake.write("test_it.py", _WORLDS)
-    fake.write("script.py", "")
-    run = fake.run("--accel=fake:1", "-o", "accel_schedule=off")
-    assert run.count() == {"PASSED": 3}, run.text
-
-
 _ERRORS = """
 import os
 
@@ -267,8 +255,8 @@ def note(name):
         file.write(f"{name} {os.getpid()}\\n")
 
 
-def test_before():
-    note("before")
+def test_begins():
+    note("begins")
 
 
 def test_expects(devices):
@@ -279,7 +267,7 @@ def test_expects(devices):
 
 
 def test_after():
-    note("after")
+    note("new")
 
 
 def test_does_not_wait(devices):
@@ -316,19 +304,15 @@ def test_with_fixture(expects_in_teardown):
     pass
 
 
-def test_last():
-    note("last")
+def test_ends():
+    note("ends")
 """
 
 
-def test_errors_of_devices_that_a_test_expects_and_others(fake: Suite) -> None:
-    fake.write("test_it.py", _ERRORS)
-    run = fake.run("--accel=fake:2")
-    failed = ["test_does_not_wait", "test_fails_because_of_it", "test_expects_one_of_two", "test_expects_another"]
-    assert [name for name, outcome in run.outcomes().items() if outcome != "PASSED"] == failed, run.text
-    ranks = dict(line.split() for line in fake.read("ranks"))
-    assert ranks["before"] == ranks["expects"]
-    assert len({ranks[name] for name in ("expects", "after", "last")}) == 3
+def _check_errors(run: Run, ranks: dict[str, str]) -> None:
+    """Check the results of `_ERRORS`; `ranks` has the process of each test."""
+    assert ranks["begins"] == ranks["expects"]
+    assert len({ranks[name] for name in ("expects", "new", "ends")}) == 3
     text = run.failure("test_does_not_wait")
     assert "RuntimeError: work that the test started on cuda:0 has failed: CUDA error: device-side assert" in text
     assert "the place in the code is unknown" in text
@@ -337,7 +321,25 @@ def test_errors_of_devices_that_a_test_expects_and_others(fake: Suite) -> None:
     _, title, rest = run.text.partition("accel: tests after which new ranks were started")
     why = "the test expected an error of a device, which is unusable now"
     assert title, run.text
-    assert rest.partition("\n===")[0].splitlines()[1:] == [
-        f"test_it.py::test_expects: {why}: cuda:1: CUDA error: device-side assert triggered",
-        f"test_it.py::test_with_fixture: {why}: cuda:0: CUDA error: device-side assert triggered",
+    lines = [line for line in rest.partition("\n===")[0].splitlines() if line.startswith("test_errors.py::")]
+    assert lines == [
+        f"test_errors.py::test_expects: {why}: cuda:1: CUDA error: device-side assert triggered",
+        f"test_errors.py::test_with_fixture: {why}: cuda:0: CUDA error: device-side assert triggered",
     ]
+
+
+def test_memory_and_errors_that_a_test_leaves_on_a_device(fake: Suite) -> None:
+    """The cache is also emptied for worlds with another key, and for launched scripts."""
+    fake.write("test_errors.py", _ERRORS)
+    fake.write("test_memory.py", _MEMORY)
+    fake.write("test_1_worlds.py", _WORLDS)  # It needs ranks without an emptied cache.
+    fake.write("script.py", "")
+    run = fake.run("--accel=fake:2", "--tb=short", "-o", "accel_schedule=off")
+    outcomes = run.outcomes()
+    failed = ["test_does_not_wait", "test_fails_because_of_it", "test_expects_one_of_two", "test_expects_another"]
+    expected = dict.fromkeys([*failed, "test_fails_with_a_full_card"], "FAILED")
+    expected |= dict.fromkeys(["test_captures_a_graph", "test_leaks"], "PASSED ERROR")
+    run.expect(dict.fromkeys(outcomes, "PASSED") | expected)
+    ranks = dict(line.split() for line in fake.read("ranks"))
+    _check_errors(run, ranks)
+    _check_memory(run, ranks)

@@ -248,29 +248,30 @@ _STOPPING_HOOKS = {
                 report.outcome, report.longrepr = "failed", "by a hook"
             return report
         """,
-    "logreport": """
+    "now_logreport": """
         def pytest_runtest_logreport(report):
             if IN_DRIVER and report.when == "setup":
-                pytest.exit("by a hook")
+                pytest.exit("ended by a hook")
         """,
 }
-"""`tests/driver/test_item_hooks.py` has all hooks."""
+"""`tests/driver/test_item_hooks.py` has all hooks. The last ends the session."""
 
 
-@pytest.mark.parametrize("hook", _STOPPING_HOOKS)
-def test_ranks_wait_with_the_call_for_each_hook_of_the_driver_that_may_stop_it(suite: Suite, hook: str) -> None:
+def test_ranks_wait_with_the_call_for_each_hook_of_the_driver_that_may_stop_it(suite: Suite) -> None:
     header = 'import os\nimport pytest\n\nIN_DRIVER = "RANK" not in os.environ\n'
-    (suite.path / "conftest.py").write_text(header + textwrap.dedent(_STOPPING_HOOKS[hook]))
-    suite.write(
-        "test_stopped.py",
-        """
-        import pytest
+    for hook, code in _STOPPING_HOOKS.items():
+        suite.write(f"{hook}/conftest.py", header + textwrap.dedent(code))
+        suite.write(
+            f"{hook}/test_stopped_by_{hook}.py",
+            f"""
+            import pytest
 
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_never_called():
-            open("called", "w").close()
-        """,
-    )
+            @pytest.mark.distributed(2, kind="cpu", init=False)
+            def test_{hook}():
+                open("called", "w").close()
+            """,
+        )
     run = suite.run("-rs")
-    assert "by a hook" in run.text
+    assert run.outcomes() == {"test_call": "SKIPPED", "test_makereport": "ERROR"}
+    assert "ended by a hook" in run.text
     assert not (suite.path / "called").exists()

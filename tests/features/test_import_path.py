@@ -9,7 +9,7 @@ from tests.background_suite import BackgroundSuite, suite
 
 __all__ = ["suite"]
 
-PLANTED = ("signal", "socket", "pickle", "psutil", "torch")
+PLANTED = ("signal", "socket", "pickle", "psutil")
 """Modules that the plugin's processes import."""
 
 
@@ -23,6 +23,7 @@ def script(folder: Path) -> tuple[str, str]:
 def test_a_session_imports_no_module_of_the_folder_in_which_the_command_pytest_is_started(
     suite: BackgroundSuite,
 ) -> None:
+    suite.without_torch()
     (suite.path / "tests").mkdir()
     for name in PLANTED:
         suite.write(f"{name}.py", "raise SystemExit(open('planted', 'a').write(f'{__name__}\\n'))\n")
@@ -36,7 +37,7 @@ def test_a_session_imports_no_module_of_the_folder_in_which_the_command_pytest_i
         import pytest
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_ranks():
             assert importlib.util.find_spec("module_of_the_folder") is None
             block = shared_memory.SharedMemory(create=True, size=8)
@@ -47,7 +48,7 @@ def test_a_session_imports_no_module_of_the_folder_in_which_the_command_pytest_i
         @pytest.mark.devices(1)
         def test_launch(launch, tmp_path):
             (tmp_path / "script.py").write_text("print(1)")
-            launch(tmp_path / "script.py")
+            launch(tmp_path / "script.py", launcher="python")
         """,
     )
     run = suite.start("tests", program=script(suite.temporary)).finish()

@@ -21,8 +21,8 @@ _HELPERS = """
         )
 
 
-    def run(folder):
-        text, _ = start(folder).communicate()
+    def run(folder, environment=os.environ):
+        text, _ = start(folder, environment).communicate()
         print(text)
         return text
 """
@@ -45,14 +45,17 @@ _INNER = """
 """
 
 _LIMIT = """
+    from importlib.util import find_spec
     from pathlib import Path
 
-    try:
-        import torch
-    except ImportError:  # Only one test has it.
-        pass
-    else:  # The simulated devices are torch's CPU, whose memory torch does not limit.
-        torch.cpu.set_per_process_memory_fraction = lambda fraction, _: Path("fraction").write_text(f"{fraction}\\n")
+    from pytest_accel import is_rank
+
+    def pytest_configure(config):
+        if find_spec("torch") is not None and is_rank(config):
+            from torch import cpu
+
+            # The simulated devices are torch's CPU, whose memory torch does not limit.
+            cpu.set_per_process_memory_fraction = lambda fraction, _: Path("fraction").write_text(f"{fraction}\\n")
 """
 
 _EXCLUSIVE = """
@@ -82,7 +85,8 @@ _OUTER = """
 
     @pytest.mark.devices(1, share=0.5)
     def test_session(accel):
-        text = run("inner")
+        path = [folder for folder in os.environ["PYTHONPATH"].split(os.pathsep) if "without_torch" not in folder]
+        text = run("inner", {**os.environ, "PYTHONPATH": os.pathsep.join(path)})
         assert "2 passed, 1 skipped" in text
         assert f"sees ['{accel.devices[0].id}']" in text
         assert Path("fraction").read_text() == "0.25\\n"
@@ -118,13 +122,11 @@ def test_a_session_inside_a_test_leases_the_devices_of_the_test(suite: Suite) ->
     suite.write("inner/conftest.py", _LIMIT)
     suite.write("exclusive/test_exclusive.py", _EXCLUSIVE)
     suite.write("test_outer.py", _OUTER)
-    run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py::test_session")
+    suite.without_torch()
+    run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py")
     assert run.ret == 0, run.text
+    assert "4 passed in" in run.text
     assert (
         "needs 2 sim devices; there is 1: sim (SIM_VISIBLE_DEVICES=sim-0 leaves 1 of 3, this session runs inside "
         "test_outer.py::test_session of another session, which holds 1 sim device)" in run.text
     )
-    suite.without_torch()
-    run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py", "--deselect=test_outer.py::test_session")
-    assert run.ret == 0, run.text
-    assert "3 passed, 1 deselected in" in run.text

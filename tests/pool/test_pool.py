@@ -35,7 +35,7 @@ from pytest_accel.pool.pool_client import (
 from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
-from tests.pool.plain_workers import PlainWorkers
+from tests.plain_workers import PlainWorkers
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")

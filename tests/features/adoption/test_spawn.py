@@ -12,7 +12,7 @@ from tests.deadline import eventually
 
 __all__ = ["suite"]
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="the package torch is not installed")
 
 INI = """[pytest]
 accel = sim:4

@@ -12,7 +12,7 @@ import pytest
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, eventually
 from tests.documentation import ROOT, blocks
-from tests.features.launchers.launcher_sessions import suites
+from tests.launcher_sessions import suites
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 

@@ -14,10 +14,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.features.launchers.launcher_sessions import suites
 
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import RANKS, expect_one_session, suites
+from tests.launcher_sessions import RANKS, expect_one_session, suites
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.features.launchers.launcher_sessions import suites
 
 from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.record.census import read_job
 from tests.background_suite import BackgroundSuite, torchrun
-from tests.features.launchers.launcher_sessions import (
-    PASSES,
-    RANKS,
-    expect_one_session,
-    launched_process,
-    start_endless,
-    suites,
-)
+from tests.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, start_endless, suites
 
 PROGRAM = torchrun(2)
 

@@ -16,13 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.features.launchers.launcher_sessions import suites
+from tests.features.launchers.machines import machines
 
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import launched_process, start_endless, suites
-from tests.features.launchers.machines import ADDRESSES, NAMES, Machines, machines
+from tests.launcher_sessions import launched_process, start_endless, suites
+from tests.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
 from tests.torch_release import RECORDS_COLLECTIVES
 

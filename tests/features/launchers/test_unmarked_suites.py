@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite, torchrun
-from tests.features.launchers.launcher_sessions import suites
 from tests.features.launchers.unmarked_suites import RECORDER, SUITES
+from tests.launcher_sessions import suites
 from tests.run import Run
 
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)

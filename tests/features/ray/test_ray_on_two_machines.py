@@ -13,9 +13,9 @@ import pytest
 from tests.background_suite import PYTEST, BackgroundSession, BackgroundSuite
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
-from tests.features.launchers.launcher_sessions import suites
-from tests.features.launchers.machines import ADDRESSES, Machines, machines
 from tests.features.ray.ray_machines import StartedNode, needs_ray, start_node
+from tests.launcher_sessions import suites
+from tests.machines import ADDRESSES, Machines, machines
 from tests.run import CAUSES
 
 pytestmark = [pytest.mark.long, needs_ray]

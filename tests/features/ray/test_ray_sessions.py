@@ -16,9 +16,9 @@ from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
-from tests.features.launchers.launcher_sessions import suites
 from tests.features.ray.autoscaled_machines import AutoscaledMachines
 from tests.features.ray.ray_machines import RayMachines, needs_ray
+from tests.launcher_sessions import suites
 from tests.run import CAUSES, Run
 
 pytestmark = needs_ray

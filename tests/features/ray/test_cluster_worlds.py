@@ -41,7 +41,7 @@ from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, TableCluster
 from tests.peers import forked_copy
-from tests.pool.plain_workers import PlainWorkers
+from tests.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
