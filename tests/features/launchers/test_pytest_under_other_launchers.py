@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tests.features.launchers.launcher_sessions import suites
 
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.features.launchers import slurm

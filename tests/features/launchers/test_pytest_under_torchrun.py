@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.features.launchers.launcher_sessions import suites
 
 from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.record.census import read_job
