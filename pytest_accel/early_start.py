@@ -43,7 +43,7 @@ def start_server(early_config: pytest.Config) -> None:
     except pytest.UsageError:
         return  # The session reports the error.
     # Conftests may register more marks.
-    marks -= MarkOwners(lambda: early_config.getini("markers"), dict(settings.marks)).of_project
+    marks -= MarkOwners(lambda: early_config.getini("markers"), settings.marks).of_project
     if settings.preload == "none" or settings.cluster is not None:
         return
     if not marks or ("distributed" not in marks and not _has_devices(settings)):

@@ -56,7 +56,7 @@ class Redirector:
                 redirected.append(self._redirect(item, marks))
             except (MarkError, VendorError, pytest.UsageError) as error:
                 foreign = getattr(error, "foreign", "")
-                hint = f"; if the mark is the project's own, set accel_marks = {foreign}:project" if foreign else ""
+                hint = "; if the mark is the project's own, register it in markers" if foreign else ""
                 make_fail(item, f"{error}{hint}")
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"

@@ -132,8 +132,8 @@ def _session(config: pytest.Config) -> AccelSession:
 
 def pytest_configure(config: pytest.Config) -> None:
     in_rank = is_rank(config)
-    chosen = {} if in_rank else dict(_session(config).settings.marks)
-    owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), chosen)
+    owner = None if in_rank else _session(config).settings.marks
+    owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), owner)
     adopts = config.getini(options.RULES) or config.getini(options.ADOPT)
     for line in MARKER_LINES:
         # Rules need the marks also where the project has its own.

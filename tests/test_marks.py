@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
 from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, has_list, marks_in, read
+from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, MarkOwners, Marks, has_list, marks_in, read
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -360,3 +360,23 @@ def test_the_reference_names_every_argument_and_kind() -> None:
 )
 def test_marks_are_found_in_the_text_of_a_file(text: str, marks: set[str]) -> None:
     assert marks_in(text) == marks
+
+
+@pytest.mark.parametrize(
+    ("lines", "owner", "of_project"),
+    [
+        ([], None, set()),
+        (["distributed: in ranks", "slow"], None, {"distributed"}),
+        (["distributed(backend): in ranks"], None, {"distributed"}),
+        pytest.param([*MARKER_LINES, "devices: with devices"], None, {"devices"}, id="copies"),
+        (["distributed: in ranks"], "own", set()),
+        ([], "project", {"devices", "distributed"}),
+    ],
+)
+def test_the_owner_of_a_mark(lines: list[str], owner: Literal["own", "project"] | None, of_project: set[str]) -> None:
+    """A line that begins with the signature of the plugin's mark, as ``pytest --markers`` shows it, is a copy."""
+    owners = MarkOwners(lambda: lines, owner)
+    assert owners.of_project == of_project
+    assert owners.is_ours(distributed(2)) is ("distributed" not in of_project)
+    owners.give(mark := distributed(3))
+    assert owners.is_ours(mark)
