@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -65,12 +66,9 @@ def start_server(early_config: pytest.Config) -> None:
 
 def _has_devices(settings: options.Settings) -> bool:
     """Return whether tests that only request devices would run."""
-    from pytest_accel.settings.options import machine_for
-
-    try:
-        return bool(machine_for(settings).session.devices)
-    except (ValueError, pytest.UsageError):
-        return False
+    with suppress(ValueError, pytest.UsageError):
+        return bool(options.machine_for(settings).session.devices)
+    return False
 
 
 def _texts(config: pytest.Config) -> Iterator[str]:

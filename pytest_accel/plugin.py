@@ -233,7 +233,6 @@ class UnmarkedTestHooks:
         if call.excinfo is not None and MARKED not in item.stash:
             from pytest_accel.compat import torch_errors
             from pytest_accel.compat.pytest_shims import filter_frames
-            from pytest_accel.core.frames import is_library
             from pytest_accel.core.missing_mark import name_place
 
             error, about_marks = call.excinfo.value, None
@@ -244,7 +243,7 @@ class UnmarkedTestHooks:
             name_place(error, item, about_marks)
             if (hint := torch_errors.explain(error, grouped=False, about_marks=about_marks)) is not None:
                 torch_errors.add_hint(error, hint)
-                filter_frames(item, is_library, torch_errors.MODULES)
+                filter_frames(item, torch_errors.MODULES)
 
     def pytest_exception_interact(
         self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: Any

@@ -213,18 +213,13 @@ def compares_arguments(expression: str) -> bool:
     return _COMPARED.search(expression) is not None
 
 
-def first_argument(mark: str) -> str:
-    """Return the name of the argument of the plugin's mark `mark` that may be given by position."""
-    return next(iter(_ARGUMENTS[mark]))
-
-
 def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     """Return the arguments that `mark` gives; leave out a None that is the default.
 
     `resources` are names that count as kinds, too. Raise :class:`MarkError` if an argument is not allowed.
     """
     table = _ARGUMENTS[mark.name]
-    first = first_argument(mark.name)
+    first = next(iter(table))
     head = f"@pytest.mark.{mark.name}"
     given = dict(mark.kwargs)
     if len(mark.args) > 1 or (mark.args and first in given):
@@ -276,7 +271,11 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
 
 def as_keywords(mark: pytest.Mark) -> pytest.Mark:
     """Return `mark` with its first argument given by name, if it is one of the plugin's and has only this argument."""
-    if mark.name not in _ARGUMENTS or len(mark.args) != 1 or (first := first_argument(mark.name)) in mark.kwargs:
+    if (
+        mark.name not in _ARGUMENTS
+        or len(mark.args) != 1
+        or (first := next(iter(_ARGUMENTS[mark.name]))) in mark.kwargs
+    ):
         return mark
     named: pytest.Mark = getattr(pytest.mark, mark.name)(**{first: mark.args[0]}, **mark.kwargs).mark
     return named
