@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -43,7 +44,7 @@ def start_server(early_config: pytest.Config) -> None:
     except pytest.UsageError:
         return  # The session reports the error.
     # Conftests may register more marks.
-    marks -= MarkOwners(lambda: early_config.getini("markers"), dict(settings.marks)).of_project
+    marks -= MarkOwners(lambda: early_config.getini("markers"), settings.marks).of_project
     if settings.preload == "none" or settings.cluster is not None:
         return
     if not marks or ("distributed" not in marks and not _has_devices(settings)):
@@ -65,12 +66,9 @@ def start_server(early_config: pytest.Config) -> None:
 
 def _has_devices(settings: options.Settings) -> bool:
     """Return whether tests that only request devices would run."""
-    from pytest_accel.settings.options import machine_for
-
-    try:
-        return bool(machine_for(settings).session.devices)
-    except (ValueError, pytest.UsageError):
-        return False
+    with suppress(ValueError, pytest.UsageError):
+        return bool(options.machine_for(settings).session.devices)
+    return False
 
 
 def _texts(config: pytest.Config) -> Iterator[str]:

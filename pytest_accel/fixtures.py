@@ -1,4 +1,7 @@
-"""Fixtures of the plugin. Most have a value only in a rank; elsewhere they fail the test and name the missing mark."""
+"""Fixtures of the plugin. Most have a value only in a rank; elsewhere they fail the test and name the missing mark.
+
+PYTEST_DONT_REWRITE (as `pytest_accel`).
+"""
 
 from __future__ import annotations
 

@@ -53,10 +53,13 @@ class Redirector:
                     continue
                 give_new_stash(item)  # A copied item, as pytest-flakefinder makes, shares the original's stash.
             try:
-                redirected.append(self._redirect(item, marks))
+                plan = self.plan(item, marks)
+                marked_item = MarkedItem(item, marks, self._plans.setdefault(plan, plan), self._session.driver)
+                marked_item.install()
+                redirected.append(marked_item)
             except (MarkError, VendorError, pytest.UsageError) as error:
                 foreign = getattr(error, "foreign", "")
-                hint = f"; if the mark is the project's own, set accel_marks = {foreign}:project" if foreign else ""
+                hint = "; if the mark is the project's own, register it in markers" if foreign else ""
                 make_fail(item, f"{error}{hint}")
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
@@ -95,13 +98,6 @@ class Redirector:
             )
         return replace(plan, missing=plan.missing or leases.missing)
 
-    def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
-        """Make `item` run in a world. Raise an error as `plan` does if `marks` are wrong."""
-        plan = self.plan(item, marks)
-        marked = MarkedItem(item, marks, self._plans.setdefault(plan, plan), self._session.driver)
-        marked.install()
-        return marked
-
     def _why_no_launcher(self, launcher: str) -> str | None:
         """Return why `launcher` cannot be used on this machine; None if it can."""
         features.register(self._session.config, "launcher")
@@ -124,11 +120,7 @@ def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
     for item in items:
         for node in item.listchain()[:-1]:
             if node not in needed:
-                node.setup = _do_nothing  # type: ignore[method-assign]
-
-
-def _do_nothing() -> None:
-    pass
+                node.setup = lambda: None  # type: ignore[method-assign]
 
 
 def make_fail(item: pytest.Item, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The plugin's entry point: fixtures and hooks, in the order in which pytest calls them."""
+"""The plugin's entry point: hooks in the order in which pytest calls them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import features, hooks
+from pytest_accel import features, fixtures, hooks
 from pytest_accel.core.marks import (
     MARKER_LINES,
     NEEDS,
@@ -33,24 +33,6 @@ from pytest_accel.core.stash_keys import (
     SKIPPED_FILES,
     is_rank,
 )
-from pytest_accel.fixtures import (
-    accel,
-    device,
-    device_mesh,
-    devices,
-    dist_store,
-    faults,
-    free_port,
-    gather,
-    launch,
-    local_rank,
-    node_rank,
-    process_group,
-    rank,
-    shared_tmp_path,
-    world_size,
-    world_store,
-)
 from pytest_accel.session import AccelSession
 from pytest_accel.settings import options
 
@@ -59,25 +41,7 @@ if TYPE_CHECKING:
 
     from pytest_accel.item_redirection import Redirector
 
-__all__ = [
-    "accel",
-    "device",
-    "device_mesh",
-    "devices",
-    "dist_store",
-    "faults",
-    "free_port",
-    "gather",
-    "launch",
-    "local_rank",
-    "node_rank",
-    "process_group",
-    "rank",
-    "shared_tmp_path",
-    "world_size",
-    "world_store",
-]
-
+pytest_plugins = ("pytest_accel.fixtures",)
 _MOST_WORKERS = 64
 """Maximum number of workers that ``-n auto`` starts for the devices of a cluster: each is a process of this machine."""
 
@@ -168,8 +132,8 @@ def _session(config: pytest.Config) -> AccelSession:
 
 def pytest_configure(config: pytest.Config) -> None:
     in_rank = is_rank(config)
-    chosen = {} if in_rank else dict(_session(config).settings.marks)
-    owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), chosen)
+    owner = None if in_rank else _session(config).settings.marks
+    owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), owner)
     adopts = config.getini(options.RULES) or config.getini(options.ADOPT)
     for line in MARKER_LINES:
         # Rules need the marks also where the project has its own.
@@ -202,16 +166,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if any(_has_fixture_of_ours(plugin) for _, plugin in session.config.pluginmanager.list_name_plugin()):
         from pytest_accel.compat.pytest_shims import prefer_other_fixtures
 
-        prefer_other_fixtures(session, __all__)
+        prefer_other_fixtures(session, fixtures.FIXTURES)
 
 
 def _has_fixture_of_ours(plugin: object) -> bool:
     """Return whether `plugin` is another plugin, and has a fixture of the same name as a fixture of this plugin."""
-    if plugin is sys.modules[__name__]:
+    if plugin is fixtures:
         return False
     members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
     # Not isinstance(): it asks lazy objects of conftests for their class, and so may load something or raise an error.
-    return any(type(one) is type(accel) and one.name in __all__ for one in members)
+    return any(type(one) is type(fixtures.accel) and one.name in fixtures.FIXTURES for one in members)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -269,7 +233,6 @@ class UnmarkedTestHooks:
         if call.excinfo is not None and MARKED not in item.stash:
             from pytest_accel.compat import torch_errors
             from pytest_accel.compat.pytest_shims import filter_frames
-            from pytest_accel.core.frames import is_library
             from pytest_accel.core.missing_mark import name_place
 
             error, about_marks = call.excinfo.value, None
@@ -280,7 +243,7 @@ class UnmarkedTestHooks:
             name_place(error, item, about_marks)
             if (hint := torch_errors.explain(error, grouped=False, about_marks=about_marks)) is not None:
                 torch_errors.add_hint(error, hint)
-                filter_frames(item, is_library, torch_errors.MODULES)
+                filter_frames(item, torch_errors.MODULES)
 
     def pytest_exception_interact(
         self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: Any

@@ -126,13 +126,6 @@ class SessionPool:
                     self._show(f"accel: coverage of ranks is incomplete: {problem}")
 
 
-def _explanation_options(config: pytest.Config) -> list[str]:
-    """Return the options that make a rank, which has no terminal, explain assertions as this process would."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    # No colours under xdist, whose workers use none either.
-    return ["--color=yes"] if getattr(reporter, "hasmarkup", False) and not is_distributed(config) else []
-
-
 def plugin_options(config: pytest.Config) -> tuple[str, ...]:
     """Return the options of this session that say which installed plugins pytest loads.
 
@@ -161,7 +154,10 @@ def _session_spec(
         options.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         options.append(f"--randomly-seed={seed}")
-    options += _explanation_options(config)
+    # Ranks, which have no terminal, explain assertions as this process would; without colours under xdist, whose
+    # workers use none either.
+    if getattr(config.pluginmanager.get_plugin("terminalreporter"), "hasmarkup", False) and not distributed:
+        options.append("--color=yes")
     return SessionSpec(
         args=with_options(args, options),
         invocation_dir=str(config.invocation_params.dir),

@@ -87,7 +87,7 @@ def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
         return None
     return (
         f"the mark `{found[-1]}` of this test is the project's own, so pytest-accel ran it without ranks and devices: "
-        f"`accel_marks = {found[-1]}:own` hands the mark over"
+        "`accel_marks = own` hands it over"
     )
 
 

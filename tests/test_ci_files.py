@@ -195,14 +195,6 @@ def test_the_schema_of_the_system_accepts_the_file(schema: list[str], names: lis
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.long
-def test_actionlint_finds_nothing() -> None:
-    # A runner may have any name.
-    command = [program("actionlint"), "-ignore", "label .* is unknown", *WORKFLOWS]
-    done = subprocess.run(command, cwd=CI, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 def test_each_file_is_shown_once() -> None:
     shown = []
     for page in PAGES:

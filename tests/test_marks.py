@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
 from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, has_list, marks_in, read
+from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, MarkOwners, Marks, has_list, marks_in, read
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -111,74 +112,54 @@ def test_the_arguments_of_both_marks_are_combined(
     assert read(marks) == (of_devices, {"world_size": 2} | of_ranks)
 
 
-@pytest.mark.parametrize(
-    ("marks", "text"),
-    [
-        (
-            Marks(devices(kind="cuda"), distributed(kind="cpu")),
-            "@pytest.mark.devices(kind='cuda') with @pytest.mark.distributed(kind='cpu'): "
-            "kind must be equal, since both marks describe each rank here, got 'cuda' and 'cpu'",
-        ),
-        (
-            Marks(devices(4), distributed(devices_per_rank=2)),
-            "@pytest.mark.devices(n=4) with @pytest.mark.distributed(devices_per_rank=2): "
-            "n and devices_per_rank must be equal, since both marks describe each rank here, got 4 and 2",
-        ),
-    ],
-)
-def test_marks_that_contradict_each_other(marks: Marks, text: str) -> None:
-    assert refusal(marks) == text
-
-
-def values(argument: str, allowed: str, *bad: object) -> list[tuple[str, str, object]]:
-    return [(argument, allowed, value) for value in bad]
+def values(make: object, argument: str, allowed: str, *bad: object) -> list[tuple[object, str, str, object]]:
+    return [(make, argument, allowed, value) for value in bad]
 
 
 @pytest.mark.parametrize(
-    ("argument", "allowed", "value"),
+    ("make", "argument", "allowed", "value"),
     [
-        *values("n", 'an int >= 1 or "all"', 0, -1, True, 1.0, "2", "ALL", None, [2], ["all"]),
-        *values("at_least", "an int >= 1", 0, True, "all", None),
-        *values("kind", f"one of {KINDS} or None", "gpu", "CUDA", "auto", "", 3),
-        *values("memory", MEMORY, 0, -1, True, 1.5, "40", "40 parsecs", "", [1]),
-        *values("capability", 'a version such as "9.0" or None', 9.0, 9, "nine", "", "9.", (9, 0)),
-        *values("name", 'a non-empty pattern such as "*H100*" or None', "", " ", 100),
-        *values("share", SHARE, 0, 0.0, -0.5, 1.01, 2, True, float("nan"), "half", [0.5]),
-        *values("near", "one of nvlink, numa, pcie or None", "infiniband", "", 1),
-        *values("fresh", "True or False", 1, "yes", None),
-    ],
-)
-def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> None:
-    assert (
-        refusal(Marks(devices(**{argument: value})))
-        == f"@pytest.mark.devices({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("argument", "allowed", "value"),
-    [
-        *values("world_size", SIZES, 0, -2, True, 2.0, "2", "ALL", None, [], (), [2, 0], [2, True], [[2]], {2}),
-        *values("at_least", "an int >= 1", 0, True, "all", None),
-        *values("nodes", "an int >= 1 or None", 0, -1, True, 2.0, "2", [1]),
+        *values(devices, "n", 'an int >= 1 or "all"', 0, -1, True, 1.0, "2", "ALL", None, [2], ["all"]),
+        *values(devices, "at_least", "an int >= 1", 0, True, "all", None),
+        *values(devices, "kind", f"one of {KINDS} or None", "gpu", "CUDA", "auto", "", 3),
+        *values(devices, "memory", MEMORY, 0, -1, True, 1.5, "40", "40 parsecs", "", [1]),
+        *values(devices, "capability", 'a version such as "9.0" or None', 9.0, 9, "nine", "", "9.", (9, 0)),
+        *values(devices, "name", 'a non-empty pattern such as "*H100*" or None', "", " ", 100),
+        *values(devices, "share", SHARE, 0, 0.0, -0.5, 1.01, 2, True, float("nan"), "half", [0.5]),
+        *values(devices, "near", "one of nvlink, numa, pcie or None", "infiniband", "", 1),
+        *values(devices, "fresh", "True or False", 1, "yes", None),
         *values(
-            "backend", "a non-empty str, a non-empty list of them or None", "", " ", 1, [], ["gloo", 3], [["gloo"]]
+            distributed, "world_size", SIZES, 0, -2, True, 2.0, "2", "ALL", None, [], (), [2, 0], [2, True], [[2]], {2}
         ),
-        *values("kind", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
-        *values("devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
-        *values("init", "True or False", 0, "no", None),
-        *values("timeout", TIME, 0, -1, True, float("inf"), float("nan"), 10**400, "0s", "-1", "5 m", ""),
-        *values("fresh", "True or False", 1, None),
-        *values("visible", "one of world, rank", "all", None, 1),
-        *values("launcher", '"mpirun" or None', "torchrun", "", True),
-        *values("env", ENV, [("A", "1")], "A=1", {"A": 1}, {1: "A"}, {"": "1"}, {"A=B": "1"}, {"A": "\0"}),
+        *values(distributed, "at_least", "an int >= 1", 0, True, "all", None),
+        *values(distributed, "nodes", "an int >= 1 or None", 0, -1, True, 2.0, "2", [1]),
+        *values(
+            distributed,
+            "backend",
+            "a non-empty str, a non-empty list of them or None",
+            "",
+            " ",
+            1,
+            [],
+            ["gloo", 3],
+            [["gloo"]],
+        ),
+        *values(distributed, "kind", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
+        *values(distributed, "devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
+        *values(distributed, "init", "True or False", 0, "no", None),
+        *values(distributed, "timeout", TIME, 0, -1, True, float("inf"), float("nan"), 10**400, "0s", "-1", "5 m", ""),
+        *values(distributed, "fresh", "True or False", 1, None),
+        *values(distributed, "visible", "one of world, rank", "all", None, 1),
+        *values(distributed, "launcher", '"mpirun" or None', "torchrun", "", True),
+        *values(distributed, "env", ENV, [("A", "1")], "A=1", {"A": 1}, {1: "A"}, {"": "1"}, {"A=B": "1"}, {"A": "\0"}),
     ],
 )
-def test_bad_argument_of_distributed(argument: str, allowed: str, value: object) -> None:
-    assert (
-        refusal(Marks(None, distributed(**{argument: value})))
-        == f"@pytest.mark.distributed({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
-    )
+def test_an_argument_that_is_not_allowed(
+    make: Callable[..., pytest.Mark], argument: str, allowed: str, value: object
+) -> None:
+    mark = make(**{argument: value})
+    text = f"@pytest.mark.{mark.name}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
+    assert refusal(Marks(**{mark.name: mark})) == text
 
 
 @pytest.mark.parametrize(
@@ -216,6 +197,16 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
         (
             Marks(None, distributed([2, 4], at_least=2)),
             "@pytest.mark.distributed(at_least=2): at_least is for world_size='all', got [2, 4]",
+        ),
+        (
+            Marks(devices(kind="cuda"), distributed(kind="cpu")),
+            "@pytest.mark.devices(kind='cuda') with @pytest.mark.distributed(kind='cpu'): "
+            "kind must be equal, since both marks describe each rank here, got 'cuda' and 'cpu'",
+        ),
+        (
+            Marks(devices(4), distributed(devices_per_rank=2)),
+            "@pytest.mark.devices(n=4) with @pytest.mark.distributed(devices_per_rank=2): "
+            "n and devices_per_rank must be equal, since both marks describe each rank here, got 4 and 2",
         ),
         (
             Marks(devices("all"), distributed()),
@@ -369,3 +360,23 @@ def test_the_reference_names_every_argument_and_kind() -> None:
 )
 def test_marks_are_found_in_the_text_of_a_file(text: str, marks: set[str]) -> None:
     assert marks_in(text) == marks
+
+
+@pytest.mark.parametrize(
+    ("lines", "owner", "of_project"),
+    [
+        ([], None, set()),
+        (["distributed: in ranks", "slow"], None, {"distributed"}),
+        (["distributed(backend): in ranks"], None, {"distributed"}),
+        pytest.param([*MARKER_LINES, "devices: with devices"], None, {"devices"}, id="copies"),
+        (["distributed: in ranks"], "own", set()),
+        ([], "project", {"devices", "distributed"}),
+    ],
+)
+def test_the_owner_of_a_mark(lines: list[str], owner: Literal["own", "project"] | None, of_project: set[str]) -> None:
+    """A line that begins with the signature of the plugin's mark, as ``pytest --markers`` shows it, is a copy."""
+    owners = MarkOwners(lambda: lines, owner)
+    assert owners.of_project == of_project
+    assert owners.is_ours(distributed(2)) is ("distributed" not in of_project)
+    owners.give(mark := distributed(3))
+    assert owners.is_ours(mark)

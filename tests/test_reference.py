@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,28 +41,6 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert "shareProcessNamespace" in kubernetes, "a file that the page links to"
     api = (tmp_path / "reference" / "python.html").read_text(encoding="utf-8")
     assert 'id="pytest_accel.hooks.pytest_accel_merge"' in api, "an entry that is made from a docstring"
-    _check_widths(tmp_path / "index.html")
-    _check_widths(tmp_path / "reference" / "options.html")
-
-
-def _check_widths(page: Path) -> None:
-    """Check that windows of common widths need not scroll sideways, if there is a browser."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("Chromium is not installed")
-    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=chromium, args=arguments, env=dict(os.environ))
-        shown = browser.new_page()
-        shown.goto(page.as_uri())
-        widths = (390, 800, 1280, 1320, 1600)
-        needed = []
-        for width in widths:
-            shown.set_viewport_size({"width": width, "height": 900})
-            needed.append(shown.evaluate("document.documentElement.scrollWidth"))
-        browser.close()
-    assert tuple(needed) == widths
 
 
 def test_each_public_name_is_documented_once() -> None:

@@ -49,18 +49,9 @@ class _LauncherVariables(NamedTuple):
     """Names of the variables that a launcher sets. Only the variables in `job` may be absent."""
 
     launcher: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    job: tuple[str, ...]
-    distinctive: tuple[str, ...] = ()
-    """Further variables, which distinguish it from other launchers."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the variables that must be set: rank, size and local rank come first."""
-        return (self.rank, self.size, self.local_rank, self.local_size, *self.distinctive)
+    names: tuple[str, ...]
+    """Rank, size, local rank and local size, and further variables, which distinguish it from other launchers."""
+    job: tuple[str, ...] = ()
 
 
 OWN_RUN = "accel-"
@@ -68,32 +59,26 @@ OWN_RUN = "accel-"
 RUN_OF_RANK = "PYTEST_ACCEL_TESTRUNUID"
 """The variable by which a process that a test has started in a rank differs from an xdist worker."""
 _ELASTIC_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_ELASTIC_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+_OPEN_MPI = "OMPI_COMM_WORLD_"
 _LAUNCHERS = (
+    _LauncherVariables("accelerate launch", (*_ELASTIC_NAMES, "ACCELERATE_MIXED_PRECISION"), _ELASTIC_JOB),
+    _LauncherVariables("torchrun", _ELASTIC_NAMES, _ELASTIC_JOB),
     _LauncherVariables(
-        *("accelerate launch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        job=_ELASTIC_JOB,
-        distinctive=("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),
-    ),
-    _LauncherVariables(
-        *("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        job=_ELASTIC_JOB,
-        distinctive=("TORCHELASTIC_RUN_ID",),
-    ),
-    _LauncherVariables(
-        *("deepspeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
+        "deepspeed",
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
         job=("MASTER_ADDR", "MASTER_PORT"),
-        distinctive=("CROSS_RANK", "CROSS_SIZE"),
     ),
     _LauncherVariables(
-        *("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        "mpirun",
+        tuple(f"{_OPEN_MPI}{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
         job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
-    _LauncherVariables("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job=()),
+    _LauncherVariables("mpirun", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
     _LauncherVariables(
-        *("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+        "srun",
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        distinctive=("SLURM_STEP_ID",),
     ),
 )
 """Innermost launcher first: srun may start torchrun, and mpirun may run in an allocation of Slurm."""
@@ -109,7 +94,7 @@ _RANK_VARIABLES = frozenset(
 )
 _RANK_VARIABLE_PREFIXES = (
     "TORCHELASTIC_",
-    "OMPI_COMM_WORLD_",
+    _OPEN_MPI,
     "OMPI_UNIVERSE_",
     "OMPI_MCA_ess",
     "OMPI_MCA_orte_",
@@ -138,7 +123,7 @@ def recognized(environ: Mapping[str, str]) -> Iterator[LauncherEnv]:
             continue
         try:
             rank, size, local_rank = (_number(environ[name]) for name in variables.names[:3])
-            local_size = _local_size(environ[variables.local_size], environ.get("SLURM_NODEID", "0"))
+            local_size = _local_size(environ[variables.names[3]], environ.get("SLURM_NODEID", "0"))
         except ValueError:
             continue
         job = tuple(environ[name] for name in variables.job if name in environ)

@@ -47,23 +47,16 @@ def start_session(config: pytest.Config, path: str | None) -> None:
     if is_on():
         return
     try:
-        before = os.environ.get(VARIABLE)
-        if wanted := path or before:
+        if wanted := path or os.environ.get(VARIABLE):
+            changed = pytest.MonkeyPatch()
+            config.add_cleanup(changed.undo)
             # An absolute path: the processes of the session may have other working directories.
-            os.environ[VARIABLE] = os.path.realpath(config.invocation_params.dir / wanted)
-            config.add_cleanup(lambda: _restore(before))
+            changed.setenv(VARIABLE, os.path.realpath(config.invocation_params.dir / wanted))
         start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
     except OSError as error:
         raise pytest.UsageError(f"--accel-log {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None
     config.add_cleanup(stop)
     step("pytest starts: %s", " ".join(map(str, config.invocation_params.args)))
-
-
-def _restore(before: str | None) -> None:
-    if before is None:
-        os.environ.pop(VARIABLE, None)
-    else:
-        os.environ[VARIABLE] = before
 
 
 def start(role: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
@@ -213,18 +213,13 @@ def compares_arguments(expression: str) -> bool:
     return _COMPARED.search(expression) is not None
 
 
-def first_argument(mark: str) -> str:
-    """Return the name of the argument of the plugin's mark `mark` that may be given by position."""
-    return next(iter(_ARGUMENTS[mark]))
-
-
 def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     """Return the arguments that `mark` gives; leave out a None that is the default.
 
     `resources` are names that count as kinds, too. Raise :class:`MarkError` if an argument is not allowed.
     """
     table = _ARGUMENTS[mark.name]
-    first = first_argument(mark.name)
+    first = next(iter(table))
     head = f"@pytest.mark.{mark.name}"
     given = dict(mark.kwargs)
     if len(mark.args) > 1 or (mark.args and first in given):
@@ -276,7 +271,11 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
 
 def as_keywords(mark: pytest.Mark) -> pytest.Mark:
     """Return `mark` with its first argument given by name, if it is one of the plugin's and has only this argument."""
-    if mark.name not in _ARGUMENTS or len(mark.args) != 1 or (first := first_argument(mark.name)) in mark.kwargs:
+    if (
+        mark.name not in _ARGUMENTS
+        or len(mark.args) != 1
+        or (first := next(iter(_ARGUMENTS[mark.name]))) in mark.kwargs
+    ):
         return mark
     named: pytest.Mark = getattr(pytest.mark, mark.name)(**{first: mark.args[0]}, **mark.kwargs).mark
     return named
@@ -367,9 +366,9 @@ def _common_value(
 class MarkOwners:
     """Decides which marks named `devices` and `distributed` are the plugin's, and which are the project's own.
 
-    Each pytest process has an instance on its config. Each name is decided by itself, in this order:
+    Each pytest process has an instance on its config. The owner of a name is decided in this order:
 
-    1. ``accel_marks`` names the owner. In a rank, its driver does.
+    1. ``accel_marks`` names the owner of both. In a rank, its driver does.
     2. A name that nobody else has registered is the plugin's.
     3. Any other name is the project's. A test that needs such a mark for a fixture of the plugin fails, and names
        ``accel_marks``.
@@ -377,10 +376,11 @@ class MarkOwners:
     The marks of the plugin's rules are its own in any case.
     """
 
-    def __init__(self, lines: Callable[[], Sequence[str]], chosen: Mapping[str, str]) -> None:
-        """`lines` returns the value of the ini setting ``markers``; `chosen` has owners by name (``accel_marks``)."""
+    def __init__(self, lines: Callable[[], Sequence[str]], owner: Literal["own", "project"] | None = None) -> None:
+        """`lines` returns the value of the ini setting ``markers``; `owner` is that of ``accel_marks``."""
         self._lines = lines
-        self._chosen = dict(chosen)
+        self._decided = None if owner is None else frozenset(_ARGUMENTS if owner == "project" else ())
+        """The names of the project's own marks, if they do not depend on their registration."""
         self._given: dict[int, pytest.Mark] = {}
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
         self._read = 0
@@ -390,22 +390,21 @@ class MarkOwners:
     @property
     def by_rule(self) -> frozenset[str]:
         """The names that are the project's because it has registered them, as far as is known now."""
+        if self._decided is not None:
+            return frozenset()
         lines = self._lines()
         if len(lines) != self._read:
             self._read, self._registered = len(lines), _registered_by_others(lines)
-        return self._registered - self._chosen.keys()
+        return self._registered
 
     @property
     def of_project(self) -> frozenset[str]:
         """The names of the project's own marks, as far as is known now."""
-        return self.by_rule.union(name for name, owner in self._chosen.items() if owner == "project")
+        return self.by_rule if self._decided is None else self._decided
 
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""
-        if mark.name not in _ARGUMENTS or id(mark) in self._given:
-            return mark.name in _ARGUMENTS
-        owner = self._chosen.get(mark.name)
-        return mark.name not in self.by_rule if owner is None else owner != "project"
+        return mark.name in _ARGUMENTS and (id(mark) in self._given or mark.name not in self.of_project)
 
     def give(self, mark: pytest.Mark) -> None:
         """Record that the plugin gives `mark` to tests."""
@@ -413,7 +412,7 @@ class MarkOwners:
 
     def decide(self, of_project: Iterable[str]) -> None:
         """Take over the decision of a driver: the names of the project's own marks."""
-        self._chosen = {name: "project" if name in of_project else "own" for name in _ARGUMENTS}
+        self._decided = frozenset(of_project)
 
 
 def _registered_by_others(lines: Iterable[str]) -> frozenset[str]:

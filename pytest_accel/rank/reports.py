@@ -66,7 +66,7 @@ class RankReports:
         if explanation is not None:
             torch_errors.add_hint(error, explanation)
         if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.
-            filter_frames(item, is_library, _WRAPPERS if explanation is None else torch_errors.MODULES)
+            filter_frames(item, _WRAPPERS if explanation is None else torch_errors.MODULES)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

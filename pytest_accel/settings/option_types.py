@@ -83,6 +83,7 @@ busy = _one_of("ignore", "skip", "wait")
 leaks = _one_of("warn", "fail", "off")
 schedule = _one_of("on", "off", "always")
 launcher = _one_of("on", "off")
+mark_owner = _one_of("own", "project")
 
 
 def rank(value: str | int, least: int = 0) -> int:
@@ -190,16 +191,6 @@ def rank_plugins(value: str | list[str]) -> tuple[tuple[str, bool], ...]:
     return tuple({word[1:]: word[0] == "+" for word in words}.items())
 
 
-def mark_owners(value: object) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a mark and its owner from ``own``, ``project``, or text such as ``distributed:project``."""
-    given, marks, owners = text(value), ("devices", "distributed"), dict[str, str]()
-    for part in [f"{mark}:{given}" for mark in marks] if given in ("own", "project") else given.split(","):
-        mark, _, owner = (word.strip() for word in part.partition(":"))
-        _check(mark in marks and owner in ("own", "project") and mark not in owners, value)
-        owners[mark] = owner
-    return tuple(owners.items())
-
-
 def shard(value: object) -> tuple[int, int]:
     """Return the two numbers of ``I/N``."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text(value), re.ASCII)
@@ -217,4 +208,12 @@ def cluster(value: object) -> str:
             "machine must be a node of the cluster; give the address of the cluster's head (--port of `ray start`)"
         )
     _check(re.fullmatch(r"ray(:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5})?", given, re.ASCII) is not None, value)
+    return given
+
+
+def condition(value: object) -> str:
+    """Return the text of a condition on what tests need."""
+    from pytest_accel.settings.select_expression import parse
+
+    parse(given := text(value))
     return given

@@ -60,8 +60,7 @@ class Settings(NamedTuple):
     durations: str | None = None
     cluster: str | None = None
     preload: tuple[str, ...] | Literal["none"] = ()
-    marks: tuple[tuple[str, str], ...] = ()
-    """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
+    marks: Literal["own", "project"] | None = None
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
     resources: tuple[tuple[str, int], ...] = ()
@@ -72,8 +71,8 @@ class Settings(NamedTuple):
 class _Option(NamedTuple):
     """Definition of a setting."""
 
-    read: str | Callable[[Any], Any]
-    """Converts text, or an ini value that pytest has converted; a name stands for a function in `option_types`."""
+    read: str
+    """Name of the function in `option_types` that converts text, or an ini value that pytest has converted."""
     metavar: str | None
     """The value in the help of its option; None for a switch, or a setting without an option."""
     ini: Literal["string", "bool", "args"] | None
@@ -81,14 +80,6 @@ class _Option(NamedTuple):
     allowed: str
     """Allowed values, for error messages."""
     help: str
-
-
-def _condition(value: object) -> str:
-    """Return a condition on what tests need."""
-    from pytest_accel.settings import option_types, select_expression
-
-    select_expression.parse(condition := option_types.text(value))
-    return condition
 
 
 _TIMES = "300 (seconds), 90s, 5min or 1.5h"
@@ -142,7 +133,7 @@ _OPTIONS: dict[str, _Option] = {
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
     ),
     "accel_select": _Option(
-        *(_condition, "CONDITION", None, "a condition such as 'devices >= 2'"),
+        *("condition", "CONDITION", None, "a condition such as 'devices >= 2'"),
         'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
     ),
     "accel_shard": _Option(
@@ -183,11 +174,9 @@ _OPTIONS: dict[str, _Option] = {
         "the other",
     ),
     "accel_marks": _Option(
-        *("mark_owners", None, "string"),
-        "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma",
-        "the owner of the marks devices and distributed if the project registers marks of these names: the plugin "
-        "(own) or the project; also for one mark: distributed:project (default: the project, unless its tests use "
-        "fixtures of the plugin)",
+        *("mark_owner", None, "string", "own or project"),
+        "the owner of the marks devices and distributed: the plugin (own) or the project (default: the project for a "
+        "mark that it registers)",
     ),
     PRELOAD: _Option(
         *("preload", None, "args"),
@@ -423,13 +412,12 @@ def _read(definition: _Option, value: object, source: str) -> Any:
 
 def _convert(definition: _Option, value: object) -> Any:
     """Return the value of a setting. Raise ValueError with a text that says what is allowed."""
-    read = definition.read
-    if read == "text" and isinstance(value, str) and value.strip():
+    if definition.read == "text" and isinstance(value, str) and value.strip():
         return value.strip()  # Without the import, which few sessions need.
     from pytest_accel.settings import option_types
 
     try:
-        return (getattr(option_types, read) if isinstance(read, str) else read)(value)
+        return getattr(option_types, definition.read)(value)
     except option_types.ExplainedError:
         raise
     except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import textwrap
 
 import pytest
 
@@ -233,45 +232,31 @@ def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suit
     assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"
 
 
-_STOPPING_HOOKS = {
-    "call": """
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_call():
-            if IN_DRIVER:
-                pytest.skip("by a hook")
-        """,
-    "makereport": """
+def test_ranks_wait_with_the_call_for_a_hook_of_the_driver_that_may_stop_it(suite: Suite) -> None:
+    """`tests/driver/test_item_hooks.py` has all such hooks."""
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        import pytest
+
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_makereport(call):
             report = yield
-            if IN_DRIVER and call.when == "setup":
+            if "RANK" not in os.environ and call.when == "setup":
                 report.outcome, report.longrepr = "failed", "by a hook"
             return report
         """,
-    "now_logreport": """
-        def pytest_runtest_logreport(report):
-            if IN_DRIVER and report.when == "setup":
-                pytest.exit("ended by a hook")
+    )
+    suite.write(
+        "test_stopped.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, kind="cpu", init=False)
+        def test_never_called():
+            open("called", "w").close()
         """,
-}
-"""`tests/driver/test_item_hooks.py` has all hooks. The last ends the session."""
-
-
-def test_ranks_wait_with_the_call_for_each_hook_of_the_driver_that_may_stop_it(suite: Suite) -> None:
-    header = 'import os\nimport pytest\n\nIN_DRIVER = "RANK" not in os.environ\n'
-    for hook, code in _STOPPING_HOOKS.items():
-        suite.write(f"{hook}/conftest.py", header + textwrap.dedent(code))
-        suite.write(
-            f"{hook}/test_stopped_by_{hook}.py",
-            f"""
-            import pytest
-
-            @pytest.mark.distributed(2, kind="cpu", init=False)
-            def test_{hook}():
-                open("called", "w").close()
-            """,
-        )
-    run = suite.run("-rs")
-    assert run.outcomes() == {"test_call": "SKIPPED", "test_makereport": "ERROR"}
-    assert "ended by a hook" in run.text
+    )
+    assert "by a hook" in suite.run().text
     assert not (suite.path / "called").exists()

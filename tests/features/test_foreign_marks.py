@@ -121,52 +121,26 @@ _ADOPTED = """
 
 
 def test_marks_of_the_project_can_be_handed_over(suite: Suite) -> None:
-    """Each mark by itself: the tests of the other stay those of the project."""
-    suite.ini("markers = distributed: several ranks\naccel_marks = distributed:own")
-    suite.write("conftest.py", _OWN_MARKS_PLUGIN.replace("no_rank", "no_device").replace("RANK", "ACCEL"))
+    suite.ini("markers =\n    distributed: several ranks\n    devices: with devices\naccel_marks = own")
     suite.write(
         "test_it.py",
         """
-        import os
-
         import pytest
 
 
         @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_in_ranks():
-            with open("ranks", "a") as file:
-                file.write(f"{os.environ['RANK']}\\n")
+        def test_in_ranks(rank, gather):
+            assert gather(rank) == [0, 1]
 
 
         @pytest.mark.devices(4)
-        def test_devices():
-            assert "RANK" not in os.environ
-
-
-        @pytest.mark.distributed(num_gpus=2)
-        def test_arguments():
-            pass
+        def test_devices(accel):
+            assert len(accel.ids) == 4
         """,
     )
     run = suite.run("--strict-markers", "-n1")
-    assert run.outcomes() == {"test_in_ranks": "PASSED", "test_devices": "PASSED", "test_arguments": "ERROR"}
-    assert sorted(suite.read("ranks")) == ["0", "1"]
-    (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
-    assert "of its own, `devices`: " in line
-
-
-def test_a_copy_of_the_signature_is_no_registration(suite: Suite) -> None:
-    suite.ini("markers = distributed: in ranks")
-    suite.write("test_it.py", "def test_plain(): pass")
-    # pytest lists the project's mark only, and that of the plugin which the project has not registered.
-    markers = suite.run("--markers", quiet=True).text
-    assert markers.count("@pytest.mark.distributed") == 1
-    (copied,) = [line for line in markers.splitlines() if line.startswith("@pytest.mark.devices(")]
-    line = copied.removeprefix("@pytest.mark.")
-    suite.write("conftest.py", f"def pytest_configure(config):\n    config.addinivalue_line('markers', {line!r})\n")
-    run = suite.run("--setup-plan")
-    (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
-    assert "of its own, `distributed`: " in line
+    run.expect({"test_in_ranks": "PASSED", "test_devices": "PASSED"})
+    assert _HEADER not in run.text
 
 
 def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Suite) -> None:
@@ -200,7 +174,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
         "@pytest.mark.devices(n=['desktop', 'mobile']): n must be an int >= 1 or \"all\", got ['desktop', ",
     ):
         assert text in run.text
-    assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text
+    assert "if the mark is the project's own, register it in markers" in run.text
 
     own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "-o", "accel_marks=project").outcomes()
     assert (own["test_keyword"], own["test_list"]) == ("PASSED", "PASSED")
@@ -244,7 +218,7 @@ def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
     assert run.count() == {"FAILED": 3, "ERROR": 1}
     assert "uses a port that is held for the test" in run.failure("test_port")
     text = "the mark `distributed` of this test is the project's own, so pytest-accel ran it without ranks and devices"
-    assert run.text.count(f"{text}: `accel_marks = distributed:own` hands the mark over") == 3
+    assert run.text.count(f"{text}: `accel_marks = own` hands it over") == 3
     assert "this test has no @pytest.mark.distributed" not in run.text
 
 

@@ -127,16 +127,6 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
             raise AssertionError("ran")
 
 
-        @pytest.mark.distributed(3, devices_per_rank=2)
-        def test_more_per_rank():
-            raise AssertionError("ran")
-
-
-        @pytest.mark.devices(1, memory="1TiB")
-        def test_memory():
-            raise AssertionError("ran")
-
-
         @pytest.mark.distributed([2, 4, 8], init=False)
         def test_sizes(rank):
             assert rank < 4
@@ -145,27 +135,13 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
         @pytest.mark.distributed(5, kind="cpu", init=False)
         def test_on_cpu(accel):
             assert accel.kind == "cpu"
-
-
-        @pytest.mark.devices(2, kind="cpu")
-        def test_slots(accel):
-            assert [device.kind for device in accel.devices] == ["cpu", "cpu"]
         """,
     )
     run = suite.run()
-    skipped = {name.partition("::")[2] for name, words in run.results.items() if words == ["SKIPPED"]}
-    assert skipped >= {
-        "test_more_than_there_are",
-        "test_more_ranks_than_devices",
-        "test_more_per_rank",
-        "test_memory",
-        "test_sizes[world_size=8]",
-    }
-    assert run.result("test_sizes[world_size=2]") == run.result("test_sizes[world_size=4]") == "PASSED"
-    assert run.result("test_on_cpu") == "PASSED"
-    assert "FAILED" not in run.count()
-    assert "ERROR" not in run.count()
-    for text in ("needs 5 sim devices; there are 4: 4 x sim", "needs 6 sim devices", "needs 8 sim devices"):
+    missing = ("test_more_than_there_are", "test_more_ranks_than_devices", "test_sizes[world_size=8]")
+    there = ("test_sizes[world_size=2]", "test_sizes[world_size=4]", "test_on_cpu")
+    run.expect(dict.fromkeys(missing, "SKIPPED") | dict.fromkeys(there, "PASSED"))
+    for text in ("needs 5 sim devices; there are 4: 4 x sim", "needs 8 sim devices"):
         assert text in run.text, text
 
 

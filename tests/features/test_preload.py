@@ -72,7 +72,7 @@ def _importers(suite: Suite, name: str) -> tuple[set[str], set[str]]:
 
 
 def _write_suite_with_changes_before_imports(suite: Suite) -> None:
-    """Write tests that see what a file, a mark or a conftest sets before a package or torch is imported."""
+    """Write tests that see what a file or a mark sets before a package or torch is imported."""
     suite.write(
         "test_file.py",
         """
@@ -101,33 +101,6 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
 
             assert not torch.jit._state._enabled.enabled
             assert gather(rank) == [0]
-        """,
-    )
-    suite.write(
-        "sub/conftest.py",
-        """
-        import sys
-        import types
-
-        sys.modules["missing_here"] = types.SimpleNamespace(answer=42)
-        import heavy
-
-        heavy.patched = True
-        import uses_both
-        """,
-    )
-    suite.write("site-packages/uses_both.py", "import heavy, missing_here\nPATCHED = getattr(heavy, 'patched', None)\n")
-    suite.write(
-        "sub/test_stub.py",
-        """
-        import pytest
-        import uses_both
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_stub():
-            assert uses_both.PATCHED
-            assert uses_both.missing_here.answer == 42
         """,
     )
     for name, value in (("late", "0"), ("unchanged", "1")):

@@ -47,8 +47,7 @@ GOOD: list[tuple[str, str, str, Any]] = [
     ("accel_schedule", "always", "schedule", "always"),
     ("accel_launcher", "on", "launcher", "on"),
     ("accel_cluster", "ray:head-1.lan:6379", "cluster", "ray:head-1.lan:6379"),
-    ("accel_marks", "project", "marks", (("devices", "project"), ("distributed", "project"))),
-    ("accel_marks", "distributed:project , devices: own", "marks", (("distributed", "project"), ("devices", "own"))),
+    ("accel_marks", "project", "marks", "project"),
     ("accel_busy", "wait", "busy", "wait"),
     ("accel_share", "0.25", "share", "0.25"),
     ("accel_timeout", "20", "timeout", 20.0),
@@ -81,7 +80,6 @@ RESOURCES = (
     "and no kind of device, and COUNT an int from 1 to 512; cores may also be auto, and memory is auto or a size of "
     "1GiB or more"
 )
-MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
 RANK_PLUGINS = "-NAME or +NAME, or several with spaces"
 BAD = [
     *(
@@ -92,9 +90,7 @@ BAD = [
     ("accel_pdb_rank", "1.5", "an int >= 0"),
     ("accel_shard", "3/2", "I/N with ints 1 <= I <= N"),
     *((option, "maybe", SWITCH) for option in ("accel_strict", "accel_fresh")),
-    ("accel_marks", "theirs", MARKS),
-    ("accel_marks", "distributed:own,distributed:project", MARKS),
-    ("accel_marks", "distributed:project,", MARKS),
+    ("accel_marks", "theirs", "own or project"),
     ("accel_require", "cuda", REQUIRE),
     ("accel_require", "cuda:0", REQUIRE),
     ("accel_require", "cuda:two", REQUIRE),
