@@ -26,7 +26,7 @@ from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
-from pytest_accel.rank_inputs import RankInputs
+from pytest_accel.rank_inputs import worker_inputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 from pytest_accel.suite_place import place_options
 
@@ -95,7 +95,7 @@ class SessionPool:
             machine,
             spec,
             own_machine.slots,
-            workers=RankInputs(config),
+            worker=worker_inputs(config),
             show=show,
             record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
             here=here,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import getpid, getuid
+from time import localtime, strftime
 from typing import Annotated
 
 import msgspec
@@ -62,8 +63,12 @@ class Holder:
         return cls(0, "unknown", who, 0.0)
 
     def __str__(self) -> str:
-        """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
-        return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)}" if self.pid else self.test
+        """Return ``pid 71 (ada) for test_big.py::test_one since 10:15:00``, or ``an unknown session``."""
+        if not self.pid:
+            return self.test
+        moment = localtime(self.since)
+        since = strftime("%H:%M:%S" if moment[:3] == localtime()[:3] else "%Y-%m-%d %H:%M:%S", moment)
+        return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)} since {since}"
 
 
 def encode(holder: Holder) -> bytes:

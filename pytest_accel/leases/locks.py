@@ -1,10 +1,10 @@
 """The locks between the sessions of a machine: which session has a device, and which is the next to get it.
 
-For each device there are three files, on which sessions take the kernel's lock. The session that has ``DEVICE.lock``
+For each device there are two files, on which sessions take the kernel's lock. The session that has ``DEVICE.lock``
 has the device. The session that has ``DEVICE.wish`` waits for the device and is the next to get it: the others do not
 take it, and give it up when the running test has ended. Without this order a test of four devices would starve beside
-a session whose tests need one each: it would never find all four free at once. The session that has ``DEVICE.next``
-waits for the wish. Each waiting session has to pass it, so a session whose turn is over does not overtake the others.
+a session whose tests need one each: it would never find all four free at once. A session whose turn is over makes no
+wish for some moments (`_PAUSE`), in which each other session that waits tries several times.
 
 The kernel drops the locks of a process that dies, so nothing of a dead session has to be recognized, aged or deleted.
 A lock belongs to the open file, which all processes share that have its descriptor: the ranks of a world get the
@@ -12,8 +12,8 @@ descriptors of their devices. A session gives a device up by closing its descrip
 free when the last process that could use it has gone, whoever was killed, and this session, too, gets it again only
 then.
 
-One ``next`` file for all devices was rejected: a session that waits an hour for one device would keep other sessions
-from their turns on other devices.
+A third file for each device, a queue for the wish, was rejected: it gives the turns in the order in which sessions have
+begun to wait, where this gives them in any order.
 
 The files say for people who holds or awaits the device (:class:`~pytest_accel.leases.demand.Holder`). No grant depends
 on this. This package never deletes a lock file: another session could create and lock a second one.
@@ -36,6 +36,7 @@ from pathlib import Path
 import psutil
 from filelock import lock_descriptor
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import survivors
 from pytest_accel.leases.demand import Holder, decode, encode
 from pytest_accel.leases.shared_folder import (
@@ -49,6 +50,8 @@ from pytest_accel.leases.shared_folder import (
     unusable,
 )
 
+_PAUSE = 0.03
+"""Seconds without wishes after a turn. Sessions that wait try every 5 ms (`leases._POLL`)."""
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 """The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
 
@@ -65,10 +68,10 @@ class SessionLocks:
         self.folder = folder
         self._devices: dict[str, int] = {}
         """The descriptors of the locks of devices."""
-        self._queued: tuple[str, int] | None = None
-        """The device for whose wish this session waits, and the descriptor that keeps its place in front of others."""
         self._wishes: dict[str, int] = {}
         """The descriptors of the locked wishes."""
+        self._next_wish = 0.0
+        """Time before which this session makes no wish."""
         _INSTANCES.add(self)
 
     def __contains__(self, device: object) -> bool:
@@ -106,41 +109,29 @@ class SessionLocks:
 
         Other sessions give a device up only while this session has the wish for it.
         """
-        self.step_back(self._wishes.keys() - wishes.keys())
-        for device, holder in sorted(wishes.items()):
-            if device not in self._wishes and not self._move_up(device, holder):
+        self._drop_wishes(self._wishes.keys() - wishes.keys())
+        for device in sorted(wishes.keys() - self._wishes.keys()) if monotonic() >= self._next_wish else ():
+            descriptor = None
+            with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
+                descriptor = _locked(self.folder, lock_path(self.folder, device, "wish"))
+            if descriptor is None:
                 # Hold no later wish while an earlier one is missing, so that no two sessions wait for each other.
-                self.step_back([later for later in self._wishes if later > device])
+                self._drop_wishes([later for later in self._wishes if later > device])
                 return
-        self._leave_queue()
-
-    def _move_up(self, device: str, holder: Holder) -> bool:
-        """Queue for the wish, and lock it if possible; return whether this session has it."""
-        with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
-            if self._queued is None or self._queued[0] != device:
-                # Keep this lock until the wish is locked: sessions get the wish in the order of their arrival.
-                self._leave_queue()
-                place = _locked(self.folder, lock_path(self.folder, device, "next"))
-                if place is None:
-                    return False
-                self._queued = device, place
-            descriptor = _locked(self.folder, lock_path(self.folder, device, "wish"))
-            if descriptor is not None:
-                self._wishes[device] = descriptor
-                _describe(descriptor, encode(holder))
-                self._leave_queue()
-        return device in self._wishes
-
-    def _leave_queue(self) -> None:
-        if self._queued is not None:
-            close(self._queued[1])
-            self._queued = None
+            self._wishes[device] = descriptor
+            _describe(descriptor, encode(wishes[device]))
 
     def step_back(self, devices: Iterable[str]) -> None:
-        """Drop the wishes for these devices, as far as this session has them."""
-        for device in devices:
-            if device in self._wishes:
-                close(self._wishes.pop(device))
+        """End a turn: drop the wishes for these devices, and let other sessions go first."""
+        if self._drop_wishes(devices):
+            self._next_wish = monotonic() + _PAUSE
+
+    def _drop_wishes(self, devices: Iterable[str]) -> bool:
+        """Drop the wishes for these devices; return whether this session had any of them."""
+        dropped = [self._wishes.pop(device) for device in devices if device in self._wishes]
+        for descriptor in dropped:
+            close(descriptor)
+        return bool(dropped)
 
     def wishes(self, device: str) -> bool:
         """Return True if this session has the wish for a device: it is the next to get it."""
@@ -157,31 +148,21 @@ class SessionLocks:
                     close(descriptor)
         return False
 
-    def renew(self) -> dict[str, str]:
-        """Create and lock new lock files in place of lock files that were deleted, moved or replaced.
+    def drop_lost(self) -> dict[str, str]:
+        """Give up the devices whose lock files were deleted, moved or replaced; return each with the reason.
 
-        Return the devices for which that fails, with the reason. The session no longer has their locks.
+        Another session may have locked a new file. To create and lock a new file here was rejected: this would continue
+        the test only if no other session was faster.
         """
         lost: dict[str, str] = {}
         for device, descriptor in list(self._devices.items()):
-            path = lock_path(self.folder, device)
-            if _is_in_place(descriptor, path):
-                continue
-            content = read(descriptor)
-            self.unlock(device)
-            try:
-                if not self.lock(device):
-                    by = who_holds(self.folder, device) or "another session"
-                    raise unusable(path, OSError(errno.EBUSY, f"it was replaced, and the new one is held by {by}"))
-            except LockFolderError as error:
-                lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
-            else:
-                _describe(self._devices[device], content + b"\n")
+            if not _is_in_place(descriptor, path := lock_path(self.folder, device)):
+                self.unlock(device)
+                lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {path}"
         return lost
 
     def close(self) -> None:
         """Give everything up. The object can be used again."""
-        self._leave_queue()
         for descriptors in (self._devices, self._wishes):
             while descriptors:
                 close(descriptors.popitem()[1])
@@ -220,24 +201,6 @@ def who_keeps(folder: Path, device: str) -> Holder | None:
     left = [one for one in psutil.process_iter() if one.pid != getpid() and _has_open(one, path)]
     names = ", ".join(survivors(left))
     return Holder.unknown(f"{names}, which {holder.test} has left") if names else holder
-
-
-def surrounding_test(folder: Path, device: str) -> Holder | None:
-    """Return the holder of a device if that is a test inside which this process runs, else None.
-
-    The lock file must name this process or an ancestor, and one of these must have it open.
-    """
-    holder = who_holds(folder, device)
-    if holder is None or not holder.pids:
-        return None
-    with suppress(psutil.Error):
-        this = psutil.Process()
-        around = (this, *this.parents())
-        # The open file alone does not tell which test runs here: a main process has the locks of all its tests.
-        if any(one.pid in holder.pids for one in around):
-            # The pids alone grant nothing: any user may have written the file.
-            return holder if any(_has_open(one, lock_path(folder, device)) for one in around) else None
-    return None
 
 
 def _locked(folder: Path, path: Path) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from asyncio import Future, Task, get_running_loop
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,10 +14,11 @@ from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
+from pytest_accel.forkserver.server_messages import RankExited
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RankExit, When, exited
+from pytest_accel.messages.rank_messages import RankExit, When
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_client import PoolMessage, RankEnded
+from pytest_accel.pool.pool_client import PoolMessage
 from pytest_accel.pool.starter import Starter, Taken
 
 
@@ -89,8 +89,12 @@ class PooledWorld:
     A lease that a driver's own process uses is a world without ranks. The pool sets all attributes except `state`.
     """
 
-    def __init__(self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
+    def __init__(
+        self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken, numbers: tuple[int, ...]
+    ) -> None:
         self.spec = spec
+        self.numbers = numbers
+        """The number of each rank among all living ranks of the session."""
         self.starter = starter
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request
@@ -107,10 +111,6 @@ class PooledWorld:
         """The exit status of each rank that has ended."""
         self.since = monotonic()
         """Time of the last change of `state`."""
-        self.kill_at: float | None = None
-        """Time at which the ranks are killed if they have not ended by then; None if no kill is planned."""
-        self.stacks: dict[int, str] = {}
-        """Stacks of the ranks that still run shortly before a retiring world is killed."""
         self.forced_exit: RankExit | None = None
         """The exit to record for each rank that ends from now on; None to record the rank's own exit."""
 
@@ -150,7 +150,7 @@ class PooledWorld:
         if rank not in self.exits:
             self.exits[rank] = self.forced_exit or end
             if self.request is not None:
-                self.request.driver.handle(RankEnded(self.spec.world, rank, self.exits[rank]))
+                self.request.driver.handle(RankExited(self.spec.world, rank, self.exits[rank]))
 
 
 class PoolSummary:
@@ -175,15 +175,6 @@ class PoolSummary:
         """Show `text` with ``-v``, once: several fork servers may send the same note."""
         if text not in self.notes:
             self.notes.append(text)
-
-    def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
-        """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
-        if end == exited(FAILED_BY_HOOK):
-            self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
-        elif end != exited(-signal.SIGKILL) or world.kill_at is None or monotonic() < world.kill_at:
-            self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
-        else:  # SIGKILL after `kill_at`: the session killed the rank.
-            self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.

@@ -100,8 +100,8 @@ class Starter(Protocol[Own]):
     def start(self, spec: WorldSpec, taken: Own) -> None:
         """Start the ranks. Raise an error if that is impossible; otherwise a report follows."""
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
-        """Kill the ranks in some seconds, in which they may exit by themselves; reports of their exits follow."""
+    def kill(self, spec: WorldSpec) -> None:
+        """Kill the ranks; reports of their exits follow."""
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
         """Kill the processes that should have reported the start or exits of `ranks`; reports of their ends follow."""
@@ -167,8 +167,7 @@ class LocalStarter:
         return await self.leases.take(demand)
 
     def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
-        obstacles = self.leases.waiting(demand)
-        return None if obstacles is None else (self.leases.what(demand), obstacles)
+        return self.leases.waiting(demand)
 
     def hand_on(self, taken: HeldLease) -> WorldDemand | None:
         return self.leases.hand_on(taken)
@@ -192,9 +191,9 @@ class LocalStarter:
         assert self._server is not None
         self._server.start(spec, taken.descriptors)
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
+    def kill(self, spec: WorldSpec) -> None:
         if self._server is not None:
-            self._server.kill(spec.world, after)
+            self._server.kill(spec.world)
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
         if self._server is not None:

@@ -166,8 +166,8 @@ class StarterOnMachines(ABC, Generic[Own]):
         self._servers.run({number: spawns[number] for number in sorted(spec.server_numbers)})
         self._servers.start(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
-        self._servers.kill(spec, after)
+    def kill(self, spec: WorldSpec) -> None:
+        self._servers.kill(spec)
 
     def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
         self._servers.kill_servers({spec.server_of(rank) for rank in ranks})
