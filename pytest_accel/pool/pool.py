@@ -257,7 +257,7 @@ class Pool:
     def waiting(self, request_id: int) -> str | None:
         """Return a line with a test, the lease that it waits for and the reasons; None if it waits for no lease."""
         request = self.requests.get(request_id)
-        found = None if request is None or request.starter is None else request.starter.waiting(request.demand)
+        found = None if request is None or request.starter is None else request.starter.leases.waiting(request.demand)
         if request is None or found is None:
             return None
         what, obstacles = found
@@ -298,7 +298,7 @@ class Pool:
         else:
             world.become(WorldState.IDLE)
         if not world.keeps and (taken := world.drop()) is not None:  # CPU slots are the test's, not the world's.
-            world.starter.give_back(taken, killed=False)
+            world.starter.leases.give_back(taken, killed=False)
         self._retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
@@ -394,8 +394,8 @@ class Pool:
                 self.exited(number, rank, end)
             case ServerNotice(note, error, survivors):
                 self._report_left(survivors)
-                if note:
-                    self.summary.add_note(note)
+                if note and note not in self.summary.notes:  # Several fork servers may send the same note.
+                    self.summary.notes.append(note)
                 if error:
                     self.broken_by(error)
 
@@ -490,7 +490,7 @@ class Pool:
         if world is None:
             taken = await self._take(request, starter)
             with ExitStack() as undo:
-                undo.callback(starter.give_back, taken, killed=False)
+                undo.callback(starter.leases.give_back, taken, killed=False)
                 world = None if starter.keeps(key) else self._find_idle(request)
                 if world is None:
                     world = self._begin(request, starter, taken)
@@ -522,7 +522,7 @@ class Pool:
         late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
         self._loop.call_soon(self._record_wait, request)
         try:
-            taken: Taken = await starter.take(request.demand)
+            taken: Taken = await starter.leases.take(request.demand)
             return taken
         finally:
             request.starter = None
@@ -534,7 +534,7 @@ class Pool:
             self._record("RequestWaits", request=request.id, why=why)
 
     def _refuse_late(self, request: WorldRequest) -> None:
-        found = None if request.starter is None else request.starter.waiting(request.demand)
+        found = None if request.starter is None else request.starter.leases.waiting(request.demand)
         why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
         self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
@@ -584,7 +584,7 @@ class Pool:
         holder, spec = request.demand.holder, world.spec
         try:
             if world.taken is not None:
-                world.starter.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
+                world.starter.leases.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self._note(world, "WorldAcquired", request=request.id, reused=warm)
             names = self._machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
@@ -599,7 +599,7 @@ class Pool:
     def _hand_on(self, world: PooledWorld) -> None:
         """Give a returned world to the request that waits for its devices, if it fits; otherwise retire it."""
         assert world.taken is not None
-        demand = world.starter.hand_on(world.taken)
+        demand = world.starter.leases.hand_on(world.taken)
         request = next((one for one in self.requests.values() if one.demand is demand), None)
         if request is None:
             self._retire(world, _WANTED)
@@ -670,7 +670,7 @@ class Pool:
         WorldInspector(self.directory, world.spec).remove_files()
         world.starter.forget(world.spec)
         if (taken := world.drop()) is not None:
-            world.starter.give_back(taken, killed=killed and world.spec.ranks > 0)
+            world.starter.leases.give_back(taken, killed=killed and world.spec.ranks > 0)
         self._changed.set()
 
     def _retire_idle(self) -> None:
@@ -701,8 +701,7 @@ class Pool:
             limits = {WorldState.STARTING: START_TIMEOUT, WorldState.KILLED: _ANSWER_TIMEOUT}
             for world in list(self.worlds.values()):
                 if now - world.since > limits.get(world.state, math.inf):
-                    silent = [one for one in range(world.spec.ranks) if one not in world.exits]
-                    world.starter.kill_silent(world.spec, silent)
+                    world.starter.kill_servers(world.spec)
             for request in list(self.requests.values()):
                 if now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
                     request.show_at = now - request.since + WAITING_SHOWN_AGAIN

@@ -171,11 +171,6 @@ class PoolSummary:
         """The tests that ran when the session was interrupted."""
         return list(self._interrupted.values())
 
-    def add_note(self, text: str) -> None:
-        """Show `text` with ``-v``, once: several fork servers may send the same note."""
-        if text not in self.notes:
-            self.notes.append(text)
-
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
 

@@ -6,7 +6,6 @@ import asyncio
 import queue
 import random
 import threading
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +69,7 @@ class SimulatedRanks(LocalStarter):
     def end(self, spec: WorldSpec, rank: int, status: int) -> None:
         asyncio.get_running_loop().call_soon(self.reports.report, RankExited(spec.world, rank, exited(status)))
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+    def kill_servers(self, spec: WorldSpec) -> None:
         self.kill(spec)
 
     async def stop(self) -> bool:

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 from asyncio import Event, sleep, wait
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_exc
@@ -87,7 +87,7 @@ class MpiStarter(LocalStarter):
         if (job := self._jobs.get(spec.world)) is not None:
             job.kill()
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+    def kill_servers(self, spec: WorldSpec) -> None:
         self.forget(spec)
 
     async def stop(self) -> bool:
