@@ -29,7 +29,7 @@ from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.locks import SessionLocks, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import LockFolderError, PlaceError, default_folder
 
-_POLL = 0.005
+_POLL = 0.01
 """Seconds between two attempts to lock devices of other sessions, which send no notices."""
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:

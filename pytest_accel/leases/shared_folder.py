@@ -68,7 +68,7 @@ def default_folder() -> Path:
 
 
 def lock_path(folder: Path, device_id: str, what: str = "lock") -> Path:
-    """Return the path of a lock file of a device; :mod:`pytest_accel.leases.locks` has the two kinds."""
+    """Return the path of a lock file of a device; :mod:`pytest_accel.leases.locks` has the three kinds."""
     return folder / f"{PREFIX}{file_name(device_id)}.{what}"
 
 
