@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from os import _exit, execve, getpid
@@ -60,7 +61,7 @@ from pytest_accel.messages.rank_messages import RETIRED, exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.messages.world_spec import Role, WorldSpec, host_of
+from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of, loopback_interface
 
 
 def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
@@ -290,7 +291,9 @@ class ForkedWorlds:
         except Exception as error:
             step("cannot start world %d: %r", spec.world, error)
             self._kill(spec.world)
-            send(self._connection, WorldStarted(spec.world, problem=traceback.format_exc()))
+            # The text of `_check_loopback` is for users.
+            text = str(error) if isinstance(error, ConnectionError) else traceback.format_exc()
+            send(self._connection, WorldStarted(spec.world, problem=text))
 
     def _kill(self, number: int) -> None:
         """Kill the ranks of a world."""
@@ -352,6 +355,8 @@ def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: 
             stack.callback(os.close, descriptor)
         roles, store = [], None
         if spec.grouped and port is None:
+            if host_of(spec) == LOOPBACK:
+                _check_loopback()
             reserved = stack.enter_context(_reserve_port(host_of(spec)))
             store, port = reserved.fileno(), reserved.getsockname()[1]
         for rank in range(spec.ranks):
@@ -371,3 +376,17 @@ def _reserve_port(address: str) -> socket.socket:
     reserved.bind((address, 0))
     reserved.listen(1024)
     return reserved
+
+
+@cache
+def _check_loopback() -> None:
+    """Raise ConnectionError if no connection to `LOOPBACK` is possible: torch would try for minutes."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        try:
+            socket.create_connection(listener.getsockname(), 2.0).close()  # It takes microseconds.
+        except OSError as error:
+            raise ConnectionError(
+                f"the loopback interface {loopback_interface()} is down, or its connections are blocked: {LOOPBACK} "
+                f"cannot be reached ({error.strerror or error}); the ranks of a process group need it "
+                "(ip link set lo up)"
+            ) from None
