@@ -49,12 +49,10 @@ class Holder:
     """Node id of the test that runs on the device, or another reason why it is held; names the holder if `pid` is 0."""
     since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
     """Seconds since the epoch."""
-    pids: tuple[int, ...] = ()
-    """The processes that use the device, as far as known."""
 
     @classmethod
     def here(cls, test: str) -> Holder:
-        """Return a holder for this process, from now on, with no process on the device yet."""
+        """Return a holder for this process, from now on."""
         return cls(getpid(), user_name(getuid()), test, wall_clock())
 
     @classmethod
@@ -75,7 +73,7 @@ def encode(holder: Holder) -> bytes:
     """Return the line for a lock file. The test is truncated: the id of a parametrized test may have any length."""
     if len(holder.test) > TEXT_LIMIT:
         holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
-    return _ENCODER.encode(holder) + b"\n"
+    return msgspec.json.encode(holder) + b"\n"
 
 
 def decode(data: bytes) -> Holder | None:
@@ -84,10 +82,6 @@ def decode(data: bytes) -> Holder | None:
     Any user may have written anything to the file: msgspec checks numbers, and texts are made printable.
     """
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        holder = _DECODER.decode(data)
+        holder = msgspec.json.decode(data, type=Holder)
         return replace(holder, user=printable(holder.user), test=printable(holder.test))
     return None
-
-
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Holder)

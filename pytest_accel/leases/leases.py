@@ -54,6 +54,8 @@ class HeldLease:
     """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     holder: Holder
     """The present holder, as other sessions see it."""
+    pids: Sequence[int] = ()
+    """The processes that use the devices, as far as known."""
     outcome: Future[HeldLease] = field(default_factory=lambda: get_running_loop().create_future())
     granted: policy.Lease = field(init=False)
     devices: tuple[Device, ...] = ()
@@ -217,7 +219,7 @@ class Leases:
         for device in lease.ids:
             guard = self._devices[device][1].guard
             if killed and guard is not None:
-                guard.suspect([device], lease.holder.pids)
+                guard.suspect([device], lease.pids)
         # Unlock devices even if they are needed again at once: a process that the lease has left keeps the lock, and
         # they must not be granted before it has ended.
         self._unlock(lease.ids)
@@ -225,9 +227,9 @@ class Leases:
         self._react()
 
     def describe(self, lease: HeldLease, test: str, pids: Sequence[int]) -> None:
-        """Tell other sessions which test uses the lease from now on, in which processes; no-op if it was returned."""
+        """Tell other sessions which test uses the lease from now on, in `pids`; no-op if it was returned."""
         if lease.granted.id in self._leases:
-            lease.holder = replace(lease.holder, test=test, since=wall_clock(), pids=tuple(pids))
+            lease.holder, lease.pids = replace(lease.holder, test=test, since=wall_clock()), pids
             self._tell(lease.ids)
 
     def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
@@ -348,13 +350,10 @@ class Leases:
         return [wait for wait in self._waiting.values() if not wait.outcome.done()]
 
     def _holder(self, device: str) -> Holder:
-        """Return the holder of a leased device; of several, the earliest holder with the tests and processes of all."""
+        """Return the holder of a leased device; of several, the earliest holder with the tests of all."""
         holders = [lease.holder for lease in self._leases.values() if device in lease.granted.devices]
-        return replace(
-            min(holders, key=lambda holder: holder.since),
-            test=", ".join(dict.fromkeys(holder.test for holder in holders)),
-            pids=tuple(pid for holder in holders for pid in holder.pids),
-        )
+        earliest = min(holders, key=lambda holder: holder.since)
+        return replace(earliest, test=", ".join(dict.fromkeys(holder.test for holder in holders)))
 
     def _tell(self, devices: Iterable[str]) -> None:
         """Write the holders of `devices` to their lock files, except for free devices."""

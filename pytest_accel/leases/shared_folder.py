@@ -34,10 +34,10 @@ from pytest_accel.core.folder_trust import TEMPORARY, is_open_to_others, is_trus
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"
 """Prefix of every file name: ``/tmp`` also holds files of other programs."""
-_CONTENT_LIMIT = 256 * 1024
-"""Maximum number of bytes of a file's content. A lock file of this size has room for 8,000 processes at least."""
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
+_CONTENT_LIMIT = 8 * 1024
+"""Maximum number of bytes of a file's content: two texts, each character of which may take 12 bytes in JSON."""
 _FOR_ALL = 0o666
 _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
 """The errors of open(2) for entries that no session made: a link, a directory, a socket, or a file of another mode."""

@@ -557,7 +557,7 @@ class Pool:
             share = max((fraction(spec.share, device) for device in devices), default=1.0)
             places.append({"machine": machine, "devices": [device.id for device in devices], "share": share})
         self._note(world, "WorldStarting", request=request.id, about=key.about, places=places)
-        request.end_wait()
+        request.waited = monotonic() - request.since
         return world
 
     async def _start(self, world: PooledWorld) -> None:
@@ -588,8 +588,9 @@ class Pool:
             self._note(world, "WorldAcquired", request=request.id, reused=warm)
             names = self._machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
-            waited, places = request.end_wait(), tuple(dict.fromkeys(hosts))
-            self._answer(request, WorldGrant(spec, world.pids, self.directory, warm, waited, places))
+            waited = monotonic() - request.since if request.waited is None else request.waited
+            grant = WorldGrant(spec, world.pids, self.directory, warm, waited, tuple(dict.fromkeys(hosts)))
+            self._answer(request, grant)
         except Exception:  # The driver does not know that it has the world.
             self.give_back(spec.world, "it could not be handed to its driver", frozenset())
             raise

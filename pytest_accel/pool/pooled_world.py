@@ -46,12 +46,6 @@ class WorldRequest:
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None before that."""
 
-    def end_wait(self) -> float:
-        """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
-        if self.waited is None:
-            self.waited = monotonic() - self.since
-        return self.waited
-
 
 class WorldState(Enum):
     """The states of a :class:`PooledWorld`."""
@@ -162,24 +156,19 @@ class PoolSummary:
         """Errors that belong to no test, such as an error in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
-        self._interrupted: dict[int, Interrupted] = {}
-        """By world number."""
+        self.interrupted: dict[int, Interrupted] = {}
+        """The tests that ran when the session was interrupted, by world number."""
         self._directory = directory
-
-    @property
-    def interrupted(self) -> list[Interrupted]:
-        """The tests that ran when the session was interrupted."""
-        return list(self._interrupted.values())
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
 
         An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
         """
-        recorded = self._interrupted.get(world.spec.world)
+        recorded = self.interrupted.get(world.spec.world)
         if recorded is not None:
             if test and not recorded.test:
-                self._interrupted[world.spec.world] = replace(recorded, test=test)
+                self.interrupted[world.spec.world] = replace(recorded, test=test)
             return
         ends = dict(world.exits)
         examiner = Examiner(self._directory, world.spec)
@@ -188,7 +177,7 @@ class PoolSummary:
         between_tests = not test and not ends and idle
         if between_tests and not any(waiting_in(record) for record in findings.records.values()):
             return
-        self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
+        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
     def add_problem(
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
