@@ -176,7 +176,7 @@ class ReportHooks:
         from pytest_accel.core.frames import folders_of
         from pytest_accel.verdict import sentences
 
-        for interrupted in pool.summary.interrupted:
+        for interrupted in pool.summary.interrupted.values():
             name = f" of {interrupted.test}" if interrupted.test else ""
             lines = sentences.interrupted_lines(interrupted, folders_of(config))
             yield f"accel: the interrupted ranks{name}", list(lines)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import count, islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -108,7 +107,7 @@ class SessionPool:
             machine,
             spec,
             own_machine.slots,
-            workers=RankInputs(config),
+            worker=worker_inputs(config),
             show=show,
             record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
             here=here,
@@ -182,32 +181,19 @@ def _session_spec(
     )
 
 
-class RankInputs:
-    """Numbers the ranks of a session as xdist's workers, for their `workerinput`. Owned by the pool, in the controller.
+def worker_inputs(config: pytest.Config) -> Callable[[int, int], WorkerInput]:
+    """Return a function that returns the `workerinput` of a rank: the argument `worker` of the pool.
 
-    A rank gets the lowest number that no living process of the session has. Under xdist, the numbers begin above the
-    numbers of its workers, and of the workers that may replace crashed workers.
+    Under xdist, the numbers begin above those of its workers, and of the workers that may replace crashed workers.
     """
-
-    def __init__(self, config: pytest.Config) -> None:
-        manager = worker_manager(config)
-        given = getattr(manager, "testrunuid", None) or getattr(config.option, "testrunuid", None)
-        self._run = given or uuid4().hex
-        self._taken: set[int] = set()
-        workers = len(getattr(manager, "specs", ()))
-        # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
-        self._first = workers + int(getattr(config.option, "maxworkerrestart", None) or 4 * workers)
-
-    def take(self, ranks: int) -> tuple[WorkerInput, ...]:
-        """Return the `workerinput` of each rank of a new world."""
-        numbers = list(islice((number for number in count(self._first) if number not in self._taken), ranks))
-        self._taken.update(numbers)
-        common = {"workercount": max(self._taken) + 1, "testrunuid": self._run, "mainargv": list(sys.argv)}
-        return tuple({"workerid": f"gw{number}", **common} for number in numbers)
-
-    def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
-        """Let later ranks have the numbers of these, whose processes have ended."""
-        self._taken.difference_update(int(given["workerid"].removeprefix("gw")) for given in inputs)
+    manager = worker_manager(config)
+    given = getattr(manager, "testrunuid", None) or getattr(config.option, "testrunuid", None)
+    common = {"testrunuid": given or uuid4().hex, "mainargv": list(sys.argv)}
+    workers = len(getattr(manager, "specs", ()))
+    # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
+    restarts = getattr(config.option, "maxworkerrestart", None) or 4 * workers
+    first = workers + int(restarts)
+    return lambda number, count: {"workerid": f"gw{first + number}", "workercount": first + count, **common}
 
 
 class DriverCoverage:

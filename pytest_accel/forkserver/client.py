@@ -81,16 +81,9 @@ class ForkServerClient:
                 return
         self._send(StartWorld(world, port))
 
-    def kill(self, world: int, after: float = 0.0) -> None:
-        """Have the server kill the ranks of `world` after some seconds, in which they may exit by themselves."""
-        if not after:
-            self._send(KillWorld(world))
-        elif not self._reading.done():
-            get_running_loop().call_later(after, self._kill_late, world)
-
-    def _kill_late(self, world: int) -> None:
-        if not self._reading.done():  # Else the server has ended, and its ranks with it.
-            self._send(KillWorld(world))
+    def kill(self, world: int) -> None:
+        """Have the server kill the ranks of `world`."""
+        self._send(KillWorld(world))
 
     def kill_server(self) -> None:
         """Kill the server; its end is reported."""

@@ -211,8 +211,6 @@ def _clean_up(folder: str | None) -> tuple[str, ...]:
 
 _BACKLOG = 128
 """Connections that may wait until a rank accepts them."""
-_CONNECT_TIMEOUT = 2.0
-"""Seconds in which the loopback interface must connect two sockets; it takes microseconds."""
 
 
 class ForkedWorlds:
@@ -385,7 +383,7 @@ def _check_loopback() -> None:
     """Raise ConnectionError if no connection to `LOOPBACK` is possible: torch would try for minutes."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         try:
-            socket.create_connection(listener.getsockname(), _CONNECT_TIMEOUT).close()
+            socket.create_connection(listener.getsockname(), 2.0).close()  # It takes microseconds.
         except OSError as error:
             raise ConnectionError(
                 f"the loopback interface {loopback_interface()} is down, or its connections are blocked: {LOOPBACK} "

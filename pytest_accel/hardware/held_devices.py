@@ -4,7 +4,8 @@ A test may start pytest: with pytester, in a subprocess, under a launcher. Such 
 the rank in which it runs, and sees no others. If it waited for more, two tests could wait for each other's devices
 forever.
 
-The variable takes devices away from a session, and grants none: their locks do that (`leases/leases.py`).
+The variable counts only in descendants of the rank that it names. It also names the folder of the locks that these
+sessions take (`leases/leases.py`), since the test has the locks of the devices.
 """
 
 from __future__ import annotations

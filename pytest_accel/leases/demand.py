@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import getpid, getuid
+from time import localtime, strftime
 from typing import Annotated
 
 import msgspec
@@ -48,12 +49,10 @@ class Holder:
     """Node id of the test that runs on the device, or another reason why it is held; names the holder if `pid` is 0."""
     since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
     """Seconds since the epoch."""
-    pids: tuple[int, ...] = ()
-    """The processes that use the device, as far as known."""
 
     @classmethod
     def here(cls, test: str) -> Holder:
-        """Return a holder for this process, from now on, with no process on the device yet."""
+        """Return a holder for this process, from now on."""
         return cls(getpid(), user_name(getuid()), test, wall_clock())
 
     @classmethod
@@ -62,15 +61,19 @@ class Holder:
         return cls(0, "unknown", who, 0.0)
 
     def __str__(self) -> str:
-        """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
-        return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)}" if self.pid else self.test
+        """Return ``pid 71 (ada) for test_big.py::test_one since 10:15:00``, or ``an unknown session``."""
+        if not self.pid:
+            return self.test
+        moment = localtime(self.since)
+        since = strftime("%H:%M:%S" if moment[:3] == localtime()[:3] else "%Y-%m-%d %H:%M:%S", moment)
+        return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)} since {since}"
 
 
 def encode(holder: Holder) -> bytes:
     """Return the line for a lock file. The test is truncated: the id of a parametrized test may have any length."""
     if len(holder.test) > TEXT_LIMIT:
         holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
-    return _ENCODER.encode(holder) + b"\n"
+    return msgspec.json.encode(holder) + b"\n"
 
 
 def decode(data: bytes) -> Holder | None:
@@ -79,10 +82,6 @@ def decode(data: bytes) -> Holder | None:
     Any user may have written anything to the file: msgspec checks numbers, and texts are made printable.
     """
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        holder = _DECODER.decode(data)
+        holder = msgspec.json.decode(data, type=Holder)
         return replace(holder, user=printable(holder.user), test=printable(holder.test))
     return None
-
-
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Holder)

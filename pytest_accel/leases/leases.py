@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from time import localtime, strftime
 from typing import Any
 
 from pytest_accel.compat import loop_tasks
-from pytest_accel.core.clock import monotonic, wall_clock
+from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
@@ -26,22 +25,16 @@ from pytest_accel.hardware.matching import candidates, in_words, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.leases import policy
 from pytest_accel.leases.demand import Holder, WorldDemand
-from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_keeps
+from pytest_accel.leases.locks import SessionLocks, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import LockFolderError, PlaceError, default_folder
 
-_FAST_POLL = 0.002
-"""Seconds between two attempts to lock devices of other sessions, for `_FAST_TIME` after a change in this session."""
-_FAST_TIME = 1.0
-"""Seconds after a change in this session in which other sessions are likely to react to it."""
-_POLL = 0.02
-"""Seconds between two attempts otherwise. Sessions send each other no notices."""
+_POLL = 0.01
+"""Seconds between two attempts to lock devices of other sessions, which send no notices."""
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, even if others wait."""
 _LOOKS_PER_CHECK = 5
 """Number of looks after which one look also checks that the lock files of this session are in their places."""
-_MOST_WISHES = 64
-"""Maximum number of devices for which a request wishes, unless it needs more: each wish is an open file."""
 _LONGEST_LIST = 200
 """Maximum characters of the names of devices in a line about a wait: there are many memory parts."""
 
@@ -60,6 +53,8 @@ class HeldLease:
     """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     holder: Holder
     """The present holder, as other sessions see it."""
+    pids: Sequence[int] = ()
+    """The processes that use the devices, as far as known."""
     outcome: Future[HeldLease] = field(default_factory=lambda: get_running_loop().create_future())
     granted: policy.Lease = field(init=False)
     devices: tuple[Device, ...] = ()
@@ -93,13 +88,11 @@ class _Kind:
     inventory: Inventory
     locks: SessionLocks | None
     guard: Guard | None
-    surrounding: dict[str, str] = field(default_factory=dict)
-    """The devices of a test inside which this session runs, each with the reason why it is set aside."""
 
     @property
     def set_aside(self) -> dict[str, str]:
         """The devices that the session does not use any more, each with the reason."""
-        return {**self.surrounding, **(self.guard.aside if self.guard is not None else {})}
+        return {} if self.guard is None else self.guard.aside
 
     def usable(self, only: Collection[str] | None) -> Inventory:
         """Return the session's inventory without the devices that were set aside since it started, and with `only`."""
@@ -133,8 +126,8 @@ class Leases:
 
         ``on_wanted(lease)`` is called after `HeldLease.wanted` has become True, as soon as `take` has returned the
         lease: a holder that only keeps it for later use should give it back; a running test goes on.
-        ``on_lost(lease, why)`` is called when the lock of a device was lost and cannot be locked again: another session
-        may use the device. Both get the owner of the lease instead, if it has one, and may call any method.
+        ``on_lost(lease, why)`` is called when the lock file of a device was deleted: another session may use the
+        device. Both get the owner of the lease instead, if it has one, and may call any method.
         """
         self.machine = machine
         self._slots = self._free_slots = slots
@@ -157,8 +150,6 @@ class Leases:
         self._is_closed = False
         self._retry: TimerHandle | None = None
         """The next attempt to lock the devices in `_elsewhere`."""
-        self._last_change = 0.0
-        """Time of the last request or return in this session (`clock.monotonic`)."""
 
     # For the pool
 
@@ -183,7 +174,6 @@ class Leases:
         self._check_available(demand, need, only)
         request = self._request(demand, need, only)
         policy.check_request(request, self._slots)
-        self._last_change = monotonic()
         lease = self._waiting[request.id] = HeldLease(request, demand, need, only, owner, demand.holder)
         try:
             self._react()
@@ -222,14 +212,13 @@ class Leases:
         """
         if self._leases.pop(lease.granted.id, None) is None:
             return
-        self._last_change = monotonic()
         self._free_slots += lease.slots
         for device, taken in lease.granted.takes():
             self._free[device] += taken
         for device in lease.ids:
             guard = self._devices[device][1].guard
             if killed and guard is not None:
-                guard.suspect([device], lease.holder.pids)
+                guard.suspect([device], lease.pids)
         # Unlock devices even if they are needed again at once: a process that the lease has left keeps the lock, and
         # they must not be granted before it has ended.
         self._unlock(lease.ids)
@@ -237,20 +226,16 @@ class Leases:
         self._react()
 
     def describe(self, lease: HeldLease, test: str, pids: Sequence[int]) -> None:
-        """Tell other sessions which test uses the lease from now on, in which processes; no-op if it was returned."""
+        """Tell other sessions which test uses the lease from now on, in `pids`; no-op if it was returned."""
         if lease.granted.id in self._leases:
-            lease.holder = replace(lease.holder, test=test, since=wall_clock(), pids=tuple(pids))
+            lease.holder, lease.pids = replace(lease.holder, test=test, since=wall_clock()), pids
             self._tell(lease.ids)
 
-    def what(self, demand: WorldDemand) -> str:
-        """Return the demanded devices or slots in words: ``2 cuda devices with >= 40 GiB``, ``3 CPU slots``."""
-        need = _need(demand)
-        if need is None:
-            return count_text(min(demand.key.ranks, self._slots), "CPU slot")
-        return in_words(need, demand.key.kind)
+    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
+        """Return what the request for this very `demand` waits for, and why; None if it does not wait.
 
-    def waiting(self, demand: WorldDemand) -> list[str] | None:
-        """Return a line for each reason why the request for this very `demand` waits, or None if it does not wait."""
+        The result is a text, such as ``2 cuda devices with >= 40 GiB`` or ``3 CPU slots``, and a line for each reason.
+        """
         requests = self._open_requests()
         wait = next((one for one in requests if one.demand is demand), None)
         if wait is None:
@@ -269,16 +254,17 @@ class Leases:
                     holder = who_keeps(kind.locks.folder, device)
                     earlier += [] if kind.locks.wishes(device) else [who_holds(kind.locks.folder, device, "wish")]
             if holder is not None:
-                held.setdefault(_in_words(holder), []).append(device)
+                held.setdefault(str(holder), []).append(device)
             elif (why := kind.refuses(device)) is not None:
                 refused.append(f"{device} {why}")
         earlier += [one.demand.holder for one in ahead if _are_rivals(mine, one.request)]
         users = [one for one in self._leases.values() if one.slots and mine.slots]
-        return [
-            *(f"{one.slots} of {self._slots} {_held(one.slots)} by {_in_words(one.holder)}" for one in users),
+        what = count_text(mine.slots, "CPU slot") if wait.need is None else in_words(wait.need, demand.key.kind)
+        return what, [
+            *(f"{one.slots} of {self._slots} {_held(one.slots)} by {one.holder}" for one in users),
             *(f"{cut_end(', '.join(names), _LONGEST_LIST)} {_held(len(names))} by {by}" for by, names in held.items()),
             *refused,
-            *(f"{_in_words(one)} has waited longer" for one in dict.fromkeys(earlier) if one is not None),
+            *(f"{one} has waited longer" for one in dict.fromkeys(earlier) if one is not None),
         ]
 
     async def run(self) -> None:
@@ -339,43 +325,34 @@ class Leases:
             if is_private(vendor):
                 kind = _Kind(inventory, None, guard)
             else:
-                folder, surrounding = self._find_surrounding(inventory)
+                folder = self._lock_folder(name)
                 if folder not in self._locks:
                     self._locks[folder] = SessionLocks(folder)
-                kind = _Kind(inventory, self._locks[folder], guard, surrounding)
+                kind = _Kind(inventory, self._locks[folder], guard)
             self._kinds[name] = kind
             for device in inventory.devices:
                 self._devices[device.id] = device, kind
                 self._free[device.id] = WHOLE
         return self._kinds[name]
 
-    def _find_surrounding(self, inventory: Inventory) -> tuple[Path, dict[str, str]]:
-        """Return the folder for the locks, and the devices to set aside: they belong to a surrounding test."""
+    def _lock_folder(self, kind: str) -> Path:
+        """Return the folder for the locks of the devices of `kind`."""
         folder, held = default_folder(), self.machine.held
-        is_meant = held is not None and (held.kind, held.lock_folder) == (inventory.kind, str(folder))
-        claimed = held.devices if held is not None and is_meant else ()
-        found: dict[str, str] = {}
-        for name in {*claimed, *(device.id for device in inventory.devices)}:
-            if (test := surrounding_test(folder, name)) is not None:
-                found[name] = f"this session runs inside the test that holds it: {test}"
-        if held is not None and claimed and found.keys() >= {*claimed}:
-            # The test holds all devices that `HELD` names: lease them, with locks that only sessions inside it use.
-            return Path(held.inner_lock_folder), {}
-        # Use none of the test's devices: the test may wait for this session, which must not wait for the test.
-        return folder, found
+        if held is not None and (held.kind, held.lock_folder) == (kind, str(folder)):
+            # This session runs inside a rank, whose devices it leases with locks that only sessions inside it use: the
+            # test may wait for this session, which must not wait for the locks of the test.
+            return Path(held.inner_lock_folder)
+        return folder
 
     def _open_requests(self) -> list[HeldLease]:
         """Return the waiting requests that have not been cancelled, in the order of their arrival."""
         return [wait for wait in self._waiting.values() if not wait.outcome.done()]
 
     def _holder(self, device: str) -> Holder:
-        """Return the holder of a leased device; of several, the earliest holder with the tests and processes of all."""
+        """Return the holder of a leased device; of several, the earliest holder with the tests of all."""
         holders = [lease.holder for lease in self._leases.values() if device in lease.granted.devices]
-        return replace(
-            min(holders, key=lambda holder: holder.since),
-            test=", ".join(dict.fromkeys(holder.test for holder in holders)),
-            pids=tuple(pid for holder in holders for pid in holder.pids),
-        )
+        earliest = min(holders, key=lambda holder: holder.since)
+        return replace(earliest, test=", ".join(dict.fromkeys(holder.test for holder in holders)))
 
     def _tell(self, devices: Iterable[str]) -> None:
         """Write the holders of `devices` to their lock files, except for free devices."""
@@ -412,7 +389,7 @@ class Leases:
 
     def _check_locks(self) -> None:
         for locks in self._locks.values():
-            for device, why in locks.renew().items():
+            for device, why in locks.drop_lost().items():
                 for lease in [one for one in self._leases.values() if device in one.granted.devices]:
                     self._on_lost(lease.owner or lease, why)
 
@@ -426,8 +403,7 @@ class Leases:
         self._wish()
         self._notify()
         if self._elsewhere and self._retry is None:
-            is_fast = monotonic() - self._last_change < _FAST_TIME
-            self._retry = get_running_loop().call_later(_FAST_POLL if is_fast else _POLL, self._try_again)
+            self._retry = get_running_loop().call_later(_POLL, self._try_again)
 
     def _try_again(self) -> None:
         self._retry = None
@@ -481,7 +457,7 @@ class Leases:
         self._elsewhere.intersection_update(device for request in lacking for device in request.candidates)
         wishes: dict[str, Holder] = {}
         for request in lacking:
-            for device in sorted(request.candidates)[: max(_MOST_WISHES, request.count)]:
+            for device in request.candidates:
                 wishes.setdefault(device, self._waiting[request.id].demand.holder)
         for locks in self._locks.values():
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
@@ -512,12 +488,3 @@ def _are_rivals(one: policy.Request, other: policy.Request) -> bool:
 
 def _held(number: int) -> str:
     return "is held" if number == 1 else "are held"
-
-
-def _in_words(holder: Holder) -> str:
-    """Return a description of the holder: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
-    if not holder.pid:
-        return str(holder)
-    moment = localtime(holder.since)
-    today = moment[:3] == localtime()[:3]
-    return f"{holder} since {strftime('%H:%M:%S' if today else '%Y-%m-%d %H:%M:%S', moment)}"

@@ -12,8 +12,9 @@ descriptors of their devices. A session gives a device up by closing its descrip
 free when the last process that could use it has gone, whoever was killed, and this session, too, gets it again only
 then.
 
-One ``next`` file for all devices was rejected: a session that waits an hour for one device would keep other sessions
-from their turns on other devices.
+To replace the third file by a pause after each turn was rejected: of three sessions that pass a device on, one waited
+for 0.8 s in place of 0.25 s. One ``next`` file for all devices was rejected, too: a session that waits an hour for one
+device would keep other sessions from their turns on other devices.
 
 The files say for people who holds or awaits the device (:class:`~pytest_accel.leases.demand.Holder`). No grant depends
 on this. This package never deletes a lock file: another session could create and lock a second one.
@@ -65,10 +66,10 @@ class SessionLocks:
         self.folder = folder
         self._devices: dict[str, int] = {}
         """The descriptors of the locks of devices."""
-        self._queued: tuple[str, int] | None = None
-        """The device for whose wish this session waits, and the descriptor that keeps its place in front of others."""
         self._wishes: dict[str, int] = {}
         """The descriptors of the locked wishes."""
+        self._queued: tuple[str, int] | None = None
+        """The device for whose wish this session waits, and the descriptor that keeps its place in front of others."""
         _INSTANCES.add(self)
 
     def __contains__(self, device: object) -> bool:
@@ -157,26 +158,17 @@ class SessionLocks:
                     close(descriptor)
         return False
 
-    def renew(self) -> dict[str, str]:
-        """Create and lock new lock files in place of lock files that were deleted, moved or replaced.
+    def drop_lost(self) -> dict[str, str]:
+        """Give up the devices whose lock files were deleted, moved or replaced; return each with the reason.
 
-        Return the devices for which that fails, with the reason. The session no longer has their locks.
+        Another session may have locked a new file. To create and lock a new file here was rejected: this would continue
+        the test only if no other session was faster.
         """
         lost: dict[str, str] = {}
         for device, descriptor in list(self._devices.items()):
-            path = lock_path(self.folder, device)
-            if _is_in_place(descriptor, path):
-                continue
-            content = read(descriptor)
-            self.unlock(device)
-            try:
-                if not self.lock(device):
-                    by = who_holds(self.folder, device) or "another session"
-                    raise unusable(path, OSError(errno.EBUSY, f"it was replaced, and the new one is held by {by}"))
-            except LockFolderError as error:
-                lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
-            else:
-                _describe(self._devices[device], content + b"\n")
+            if not _is_in_place(descriptor, path := lock_path(self.folder, device)):
+                self.unlock(device)
+                lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {path}"
         return lost
 
     def close(self) -> None:
@@ -220,24 +212,6 @@ def who_keeps(folder: Path, device: str) -> Holder | None:
     left = [one for one in psutil.process_iter() if one.pid != getpid() and _has_open(one, path)]
     names = ", ".join(survivors(left))
     return Holder.unknown(f"{names}, which {holder.test} has left") if names else holder
-
-
-def surrounding_test(folder: Path, device: str) -> Holder | None:
-    """Return the holder of a device if that is a test inside which this process runs, else None.
-
-    The lock file must name this process or an ancestor, and one of these must have it open.
-    """
-    holder = who_holds(folder, device)
-    if holder is None or not holder.pids:
-        return None
-    with suppress(psutil.Error):
-        this = psutil.Process()
-        around = (this, *this.parents())
-        # The open file alone does not tell which test runs here: a main process has the locks of all its tests.
-        if any(one.pid in holder.pids for one in around):
-            # The pids alone grant nothing: any user may have written the file.
-            return holder if any(_has_open(one, lock_path(folder, device)) for one in around) else None
-    return None
 
 
 def _locked(folder: Path, path: Path) -> int | None:

@@ -23,11 +23,9 @@ import hashlib
 import os
 import pwd
 import re
-import secrets
 import stat
 from contextlib import suppress
-from functools import lru_cache
-from os import access, close, fchmod, fstat, link, lstat, pread, unlink
+from os import access, close, fchmod, fstat, lstat, pread
 from os import open as open_descriptor
 from pathlib import Path
 
@@ -36,10 +34,10 @@ from pytest_accel.core.session_folder import TEMPORARY, is_open_to_others, is_tr
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"
 """Prefix of every file name: ``/tmp`` also holds files of other programs."""
-_CONTENT_LIMIT = 256 * 1024
-"""Maximum number of bytes of a file's content. A lock file of this size has room for 8,000 processes at least."""
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
+_CONTENT_LIMIT = 8 * 1024
+"""Maximum number of bytes of a file's content: two texts, each character of which may take 12 bytes in JSON."""
 _FOR_ALL = 0o666
 _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
 """The errors of open(2) for entries that no session made: a link, a directory, a socket, or a file of another mode."""
@@ -69,7 +67,6 @@ def default_folder() -> Path:
     return Path(named).absolute() if named else Path(TEMPORARY).resolve()
 
 
-@lru_cache(2048)
 def lock_path(folder: Path, device_id: str, what: str = "lock") -> Path:
     """Return the path of a lock file of a device; :mod:`pytest_accel.leases.locks` has the three kinds."""
     return folder / f"{PREFIX}{file_name(device_id)}.{what}"
@@ -132,17 +129,12 @@ def _sentence(problem: str) -> str:
 
 def create_shared(path: Path) -> None:
     """Create an empty file that all users may open; an existing file is left as it is. Raises OSError."""
-    # Create it under another name and link it once its mode is set: another user must never find a file that it
-    # may not open.
-    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
-    descriptor = open_descriptor(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FOR_ALL)
-    try:
+    with suppress(FileExistsError):
+        descriptor = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FOR_ALL)
+        # The umask applies to the mode given to open(2). For other users who find the file before this call, its device
+        # counts as held, and they try again.
         fchmod(descriptor, _FOR_ALL)
-        with suppress(FileExistsError):
-            link(temporary, path)
-    finally:
         close(descriptor)
-        unlink(temporary)
 
 
 def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:

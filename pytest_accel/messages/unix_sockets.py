@@ -15,7 +15,7 @@ import sys
 from _socket import socket as _Plain
 from _socket import socketpair
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EMFILE
 from math import ceil
 from multiprocessing.connection import Connection as _Connection
@@ -119,8 +119,9 @@ def accept(listener: socket) -> socket:
     while True:
         connection = socket(fileno=_accept(listener)[0])
         _setblocking(connection, True)
-        if is_own(connection):
-            return connection
+        with suppress(OSError):  # Some systems raise it if the connection is already closed.
+            if _trusted(peer_uid(connection)):
+                return connection
         connection.close()
 
 
@@ -139,14 +140,6 @@ def has_ended(descriptor: int) -> bool:
     waiting = poll()
     waiting.register(descriptor, 0)  # poll() always reports the end.
     return bool(waiting.poll(0))
-
-
-def is_own(connection: socket) -> bool:
-    """Return whether the process at the other end of `connection` belongs to this user or root."""
-    try:
-        return _trusted(peer_uid(connection))
-    except OSError:  # Some systems raise it if the connection is already closed.
-        return False
 
 
 def peer_uid(connection: socket) -> int:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import count, islice
 from socket import gethostname
 from threading import current_thread
 from traceback import format_exc, format_exception
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -42,7 +43,7 @@ from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
-from pytest_accel.messages.rank_messages import RETIRED, Command, ExitCause, RankExit
+from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, Command, ExitCause, RankExit, exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
@@ -82,13 +83,6 @@ WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows the reasons; shorter waits are normal."""
 WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
-IDLE_LIMIT = 30.0
-"""Seconds for which an idle world that has devices is kept; a world without devices has no limit.
-
-If tests of this session, or other sessions of this plugin, wait for the devices, the world ends at once. The limit is
-for all other programs, which only see the memory in use: half a minute is longer than the pauses between tests of
-one key, and short enough for somebody who looks for a free device.
-"""
 KEPT_RANKS = 16
 """Number of idle ranks to keep; with more than eight CPU slots the pool keeps two for each slot.
 
@@ -96,8 +90,6 @@ Each has a process with torch in it: some 100 MB that it does not share.
 """
 _QUIET_TIMEOUT = 5.0
 """Takes the place of `RETIRE_TIMEOUT` for ranks that have failed their test after a timeout, or torn down before."""
-_STACKS_BEFORE_KILL = 4.0
-"""Seconds between taking the stacks of a retiring world and killing it: ranks have two seconds to write them."""
 _REPORTING_TIMEOUT = 10.0
 """Seconds in which the starters, at the end of the session, must report the ranks that they have killed."""
 _ANSWER_TIMEOUT = 30.0
@@ -112,16 +104,6 @@ _WANTED = "another request waits for its devices"
 Result = TypeVar("Result")
 
 
-class RankNumbers(Protocol):
-    """The identities of ranks as xdist's workers."""
-
-    def take(self, ranks: int) -> tuple[WorkerInput, ...]:
-        """Return the identities of the ranks of a new world."""
-
-    def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
-        """Let other ranks have the identities: the processes have ended."""
-
-
 class Pool:
     """The worlds of one session. In other threads, only :meth:`close` waits long."""
 
@@ -131,7 +113,7 @@ class Pool:
         spec: SessionSpec,
         slots: int,
         *,
-        workers: RankNumbers,
+        worker: Callable[[int, int], WorkerInput],
         record: Recorder,
         show: Callable[[str], None],
         here: Callable[[StarterReports], LocalStarter],
@@ -140,9 +122,10 @@ class Pool:
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `workers` numbers the ranks. `record` gets the events of the pool, and `show` lines for the terminal. `here`,
-        which returns the starter of this machine, is called in the pool's thread. `elsewhere` are other machines, and
-        `jobs` is called when a test first needs an MPI job.
+        ``worker(number, count)`` returns the identity of a rank as one of xdist's workers: `number` is the lowest that
+        no living rank has, and `count` is larger than the numbers of all living ranks. `record` gets the events of the
+        pool, and `show` lines for the terminal. `here`, which returns the starter of this machine, is called in the
+        pool's thread. `elsewhere` are other machines, and `jobs` is called when a test first needs an MPI job.
         """
         self.summary = PoolSummary(spec.directory)
         self.directory = spec.directory
@@ -156,7 +139,7 @@ class Pool:
         """The error after which no world can be started any more, or None."""
         self._machine = machine
         self._slots = slots
-        self._workers = workers
+        self._worker = worker
         self._record = record
         self._show = show
         self._make_jobs = jobs
@@ -244,6 +227,9 @@ class Pool:
                 for request in list(self.requests.values()):
                     if (request.driver, request.demand.number) == (driver, number):
                         self._cancel(request)
+                for world in self._in_state(WorldState.IN_USE):  # The world may have been granted meanwhile.
+                    if world.request is not None and (world.driver, world.request.demand.number) == (driver, number):
+                        self.give_back(world.spec.world, "its driver has stopped waiting for it", frozenset())
             case GiveBackWorld(world, kill_reason, noticed, retire, interrupted):
                 if interrupted is not None:
                     self.record_interrupted(world, interrupted)  # Slow, but the session is ending.
@@ -271,7 +257,7 @@ class Pool:
     def waiting(self, request_id: int) -> str | None:
         """Return a line with a test, the lease that it waits for and the reasons; None if it waits for no lease."""
         request = self.requests.get(request_id)
-        found = None if request is None or request.starter is None else request.starter.waiting(request.demand)
+        found = None if request is None or request.starter is None else request.starter.leases.waiting(request.demand)
         if request is None or found is None:
             return None
         what, obstacles = found
@@ -312,7 +298,7 @@ class Pool:
         else:
             world.become(WorldState.IDLE)
         if not world.keeps and (taken := world.drop()) is not None:  # CPU slots are the test's, not the world's.
-            world.starter.give_back(taken, killed=False)
+            world.starter.leases.give_back(taken, killed=False)
         self._retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
@@ -408,8 +394,8 @@ class Pool:
                 self.exited(number, rank, end)
             case ServerNotice(note, error, survivors):
                 self._report_left(survivors)
-                if note:
-                    self.summary.add_note(note)
+                if note and note not in self.summary.notes:  # Several fork servers may send the same note.
+                    self.summary.notes.append(note)
                 if error:
                     self.broken_by(error)
 
@@ -435,8 +421,10 @@ class Pool:
         if world is None:
             return
         world.rank_exited(rank, end)
-        if world.state is WorldState.RETIRING and end.status != RETIRED:
-            self.summary.add_failed_teardown(world, rank, end)
+        if world.state is WorldState.RETIRING and end == exited(FAILED_BY_HOOK):
+            self.summary.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
+        elif world.state is WorldState.RETIRING and end.status != RETIRED:
+            self.summary.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
         elif world.state is WorldState.IDLE:
             self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
             self._kill(world, "a rank has ended")
@@ -502,7 +490,7 @@ class Pool:
         if world is None:
             taken = await self._take(request, starter)
             with ExitStack() as undo:
-                undo.callback(starter.give_back, taken, killed=False)
+                undo.callback(starter.leases.give_back, taken, killed=False)
                 world = None if starter.keeps(key) else self._find_idle(request)
                 if world is None:
                     world = self._begin(request, starter, taken)
@@ -534,7 +522,7 @@ class Pool:
         late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
         self._loop.call_soon(self._record_wait, request)
         try:
-            taken: Taken = await starter.take(request.demand)
+            taken: Taken = await starter.leases.take(request.demand)
             return taken
         finally:
             request.starter = None
@@ -546,7 +534,7 @@ class Pool:
             self._record("RequestWaits", request=request.id, why=why)
 
     def _refuse_late(self, request: WorldRequest) -> None:
-        found = None if request.starter is None else request.starter.waiting(request.demand)
+        found = None if request.starter is None else request.starter.leases.waiting(request.demand)
         why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
         self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
@@ -555,8 +543,11 @@ class Pool:
         key = request.demand.key
         self._last_number += 1
         spec = starter.place(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), taken)
-        spec = replace(spec, workers=self._workers.take(spec.ranks))
-        world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken)
+        used = {number for world in self.worlds.values() for number in world.numbers}
+        numbers = tuple(islice((number for number in count() if number not in used), spec.ranks))
+        total = max((*used, *numbers), default=0) + 1
+        spec = replace(spec, workers=tuple(self._worker(number, total) for number in numbers))
+        world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken, numbers)
         self._record_machines()
         places = []
         for rank in range(spec.ranks):
@@ -566,7 +557,7 @@ class Pool:
             share = max((fraction(spec.share, device) for device in devices), default=1.0)
             places.append({"machine": machine, "devices": [device.id for device in devices], "share": share})
         self._note(world, "WorldStarting", request=request.id, about=key.about, places=places)
-        request.end_wait()
+        request.waited = monotonic() - request.since
         return world
 
     async def _start(self, world: PooledWorld) -> None:
@@ -593,12 +584,13 @@ class Pool:
         holder, spec = request.demand.holder, world.spec
         try:
             if world.taken is not None:
-                world.starter.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
+                world.starter.leases.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self._note(world, "WorldAcquired", request=request.id, reused=warm)
             names = self._machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
-            waited, places = request.end_wait(), tuple(dict.fromkeys(hosts))
-            self._answer(request, WorldGrant(spec, world.pids, self.directory, warm, waited, places))
+            waited = monotonic() - request.since if request.waited is None else request.waited
+            grant = WorldGrant(spec, world.pids, self.directory, warm, waited, tuple(dict.fromkeys(hosts)))
+            self._answer(request, grant)
         except Exception:  # The driver does not know that it has the world.
             self.give_back(spec.world, "it could not be handed to its driver", frozenset())
             raise
@@ -608,7 +600,7 @@ class Pool:
     def _hand_on(self, world: PooledWorld) -> None:
         """Give a returned world to the request that waits for its devices, if it fits; otherwise retire it."""
         assert world.taken is not None
-        demand = world.starter.hand_on(world.taken)
+        demand = world.starter.leases.hand_on(world.taken)
         request = next((one for one in self.requests.values() if one.demand is demand), None)
         if request is None:
             self._retire(world, _WANTED)
@@ -640,7 +632,10 @@ class Pool:
         world.become(WorldState.KILLED)
         loop_tasks.fail(world.start, PlaceError(why))
         self._note(world, "WorldEnding", why=why, killed=True)
-        self._kill_after(world, 0.0)
+        if world.ended:
+            self._forget(world)
+        else:
+            world.starter.kill(world.spec)
 
     def _retire(self, world: PooledWorld, why: str, *, quietly: bool = False) -> None:
         """Have the ranks end their pytest sessions because of `why`; kill ranks that run after `RETIRE_TIMEOUT`.
@@ -652,14 +647,19 @@ class Pool:
         for rank, pid in enumerate(world.pids):
             with suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Command.RETIRE)
-        self._kill_after(world, _QUIET_TIMEOUT if quietly else RETIRE_TIMEOUT)
-
-    def _kill_after(self, world: PooledWorld, seconds: float) -> None:
         if world.ended:
             self._forget(world)
         else:
-            world.kill_at = monotonic() + seconds
-            world.starter.kill(world.spec, seconds)
+            self._loop.call_later(_QUIET_TIMEOUT if quietly else RETIRE_TIMEOUT, self._kill_late, world)
+
+    def _kill_late(self, world: PooledWorld) -> None:
+        """Kill the ranks of a retired world that have not ended in time."""
+        if world.state is WorldState.RETIRING:
+            stacks = WorldInspector(self.directory, world.spec).ask(MachineInspector.stacks, world.alive)
+            for rank in world.alive:
+                self.summary.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
+        if world.ending:
+            self._kill(world, "its ranks have not ended in time")
 
     def _forget(self, world: PooledWorld) -> None:
         """Remove a world whose processes have ended, and give back its devices or CPU slots."""
@@ -669,21 +669,17 @@ class Pool:
         world.become(WorldState.GONE)
         self._note(world, "WorldGone")
         WorldInspector(self.directory, world.spec).remove_files()
-        self._workers.give_back(world.spec.workers)
         world.starter.forget(world.spec)
         if (taken := world.drop()) is not None:
-            world.starter.give_back(taken, killed=killed and world.spec.ranks > 0)
+            world.starter.leases.give_back(taken, killed=killed and world.spec.ranks > 0)
         self._changed.set()
 
     def _retire_idle(self) -> None:
-        """Retire worlds that have been idle with devices for long, and the oldest of too many idle ranks.
+        """Retire the oldest of too many idle ranks.
 
-        A world is kept warm, since the next test of its key then starts within milliseconds. The price is its devices
-        and the memory of its processes.
+        A world is kept warm, since the next test of its key then starts within milliseconds. The price is the memory of
+        its processes. Its devices are given up once a test of this or another session waits for them.
         """
-        for world in self._in_state(WorldState.IDLE):
-            if world.keeps and monotonic() - world.since > IDLE_LIMIT:
-                self._retire(world, f"idle for {IDLE_LIMIT:.0f} s")
         idle = sorted(self._in_state(WorldState.IDLE), key=lambda world: world.since)
         # The world that became idle last stays, however many ranks it has: the next test may need the same world.
         while len(idle) > 1 and sum(world.spec.ranks for world in idle) > max(KEPT_RANKS, 2 * self._slots):
@@ -699,30 +695,18 @@ class Pool:
         return next((world for world in self.worlds.values() if world.taken is taken), None)
 
     async def _tick(self) -> None:
-        """Check for overdue worlds and long waits every `_TICK_INTERVAL` seconds, as long as the session lives."""
+        """Check for silent servers and long waits every `_TICK_INTERVAL` seconds, as long as the session lives."""
         while True:
             await sleep(_TICK_INTERVAL)
             now = monotonic()
+            limits = {WorldState.STARTING: START_TIMEOUT, WorldState.KILLED: _ANSWER_TIMEOUT}
             for world in list(self.worlds.values()):
-                late = world.state is WorldState.STARTING and now - world.since > START_TIMEOUT
-                left = math.inf if world.kill_at is None else world.kill_at - now
-                if late or left < -_ANSWER_TIMEOUT:
-                    silent = [one for one in range(world.spec.ranks) if one not in world.exits]
-                    world.starter.kill_silent(world.spec, silent)
-                if world.state is WorldState.RETIRING and 0 < left < _STACKS_BEFORE_KILL:
-                    self._take_stacks(world)
+                if now - world.since > limits.get(world.state, math.inf):
+                    world.starter.kill_servers(world.spec)
             for request in list(self.requests.values()):
                 if now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
                     request.show_at = now - request.since + WAITING_SHOWN_AGAIN
                     self._show(f"accel: {waiting_text(line, now - request.since)}")
-            self._retire_idle()
-
-    def _take_stacks(self, world: PooledWorld) -> None:
-        """Record the stacks of the ranks that still run, unless they are known."""
-        unknown = {rank: pid for rank, pid in world.alive.items() if not world.stacks.get(rank)}
-        if unknown:
-            inspector = WorldInspector(self.directory, world.spec)
-            world.stacks.update(inspector.ask(MachineInspector.stacks, unknown))
 
     # Events
 

@@ -7,9 +7,8 @@ between processes, `messages/struct_messages.py` serializes them. The pool's end
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Condition
 from traceback import format_exc
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.forkserver.server_messages import RankExited
 from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import RankExit
@@ -48,7 +48,7 @@ class WarmServer(Struct, frozen=True, tag=True):
 
 
 class CancelDemand(Struct, frozen=True, tag=True):
-    """Cancel a demand, without an answer."""
+    """Cancel a demand, without an answer, or take back the world that it has got."""
 
     number: int
 
@@ -92,15 +92,8 @@ class WorldWanted(Struct, frozen=True, tag=True):
     world: int
 
 
-class RankEnded(Struct, frozen=True, tag=True):
-    """A rank of a world that the driver has, or will get, has ended."""
-
-    world: int
-    rank: int
-    end: RankExit
-
-
-PoolMessage = Answer | WorldWanted | RankEnded
+PoolMessage = Answer | WorldWanted | RankExited
+"""`RankExited` is about a rank of a world that the driver has, or will get."""
 
 # The driver's end
 
@@ -122,10 +115,8 @@ class PoolClient:
         self._changed = Condition()
         """Held for each change of the attributes below."""
         self._answers: SimpleQueue[WorldGrant | str] = SimpleQueue()
-        """Gets the answer to the demand that the driver waits for."""
+        """Gets the answer to the last demand."""
         self._last_number = 0
-        self._awaited = 0
-        """The number of this demand; 0 if the driver waits for no answer."""
         self._wanted: set[int] = set()
         self._exits: dict[tuple[int, int], RankExit] = {}
         """The exits of ranks of the driver's worlds, by world and rank."""
@@ -144,23 +135,18 @@ class PoolClient:
     def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
         """Wait for a world, or a lease without ranks, and return it; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PlaceError` if the pool cannot provide it. If the wait is interrupted, the request is cancelled,
-        and a world that the pool grants at that moment is given back.
+        Raise :class:`PlaceError` if the pool cannot provide it. If the wait is interrupted, the demand is cancelled.
         """
         with self._changed:
-            self._awaited = self._last_number = number = self._last_number + 1
+            self._last_number = number = self._last_number + 1
             self._answers = SimpleQueue()
         try:
             self._send(WorldDemand(key, Holder.here(test), number, timeout))
             answer = self._answers.get()
         except KeyboardInterrupt:
             raise  # The session ends; the controller cancels the request after showing what it waited for.
-        except BaseException:
-            with self._changed:
-                self._awaited = 0  # If the answer is on its way, `handle` gives the world back.
+        except BaseException:  # For example the timeout of another plugin.
             self._send(CancelDemand(number))
-            with suppress(Empty):
-                self._give_back_unused(self._answers.get_nowait())
             raise
         if isinstance(answer, str):
             raise PlaceError(answer)
@@ -193,28 +179,18 @@ class PoolClient:
 
     def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""
-        unused = None
         with self._changed:
             match message:
                 case WorldWanted(world):
                     self._wanted.add(world)
-                case RankEnded(world, rank, end):
+                case RankExited(world, rank, end):
                     self._exits[world, rank] = end
                     self._changed.notify_all()
                 case Answer(number, value):
                     if isinstance(value, WorldGrant):  # A notice about its last use may have come after its return.
                         self._wanted.discard(value.spec.world)
-                    if number == self._awaited:
+                    if number == self._last_number:  # Else the demand was cancelled.
                         self._answers.put(value)
-                    else:
-                        unused = value
-        if unused is not None:
-            self._give_back_unused(unused)
-
-    def _give_back_unused(self, answer: WorldGrant | str) -> None:
-        """Give back a world that nobody waits for any more."""
-        if isinstance(answer, WorldGrant):
-            self.give_back(GiveBackWorld(answer.spec.world, "its driver has stopped waiting for it"))
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:

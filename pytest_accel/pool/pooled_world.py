@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from asyncio import Future, Task, get_running_loop
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -14,10 +13,11 @@ from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
+from pytest_accel.forkserver.server_messages import RankExited
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RankExit, When, exited
+from pytest_accel.messages.rank_messages import RankExit, When
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_client import PoolMessage, RankEnded
+from pytest_accel.pool.pool_client import PoolMessage
 from pytest_accel.pool.starter import Starter, Taken
 
 
@@ -44,12 +44,6 @@ class WorldRequest:
     since: float = field(default_factory=monotonic)
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None before that."""
-
-    def end_wait(self) -> float:
-        """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
-        if self.waited is None:
-            self.waited = monotonic() - self.since
-        return self.waited
 
 
 class WorldState(Enum):
@@ -88,8 +82,12 @@ class PooledWorld:
     A lease that a driver's own process uses is a world without ranks. The pool sets all attributes except `state`.
     """
 
-    def __init__(self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
+    def __init__(
+        self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken, numbers: tuple[int, ...]
+    ) -> None:
         self.spec = spec
+        self.numbers = numbers
+        """The number of each rank among all living ranks of the session."""
         self.starter = starter
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request
@@ -106,10 +104,6 @@ class PooledWorld:
         """The exit status of each rank that has ended."""
         self.since = monotonic()
         """Time of the last change of `state`."""
-        self.kill_at: float | None = None
-        """Time at which the ranks are killed if they have not ended by then; None if no kill is planned."""
-        self.stacks: dict[int, str] = {}
-        """Stacks of the ranks that still run shortly before a retiring world is killed."""
         self.forced_exit: RankExit | None = None
         """The exit to record for each rank that ends from now on; None to record the rank's own exit."""
 
@@ -149,7 +143,7 @@ class PooledWorld:
         if rank not in self.exits:
             self.exits[rank] = self.forced_exit or end
             if self.request is not None:
-                self.request.driver.handle(RankEnded(self.spec.world, rank, self.exits[rank]))
+                self.request.driver.handle(RankExited(self.spec.world, rank, self.exits[rank]))
 
 
 class PoolSummary:
@@ -161,38 +155,19 @@ class PoolSummary:
         """Errors that belong to no test, such as an error in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
-        self._interrupted: dict[int, Interrupted] = {}
-        """By world number."""
+        self.interrupted: dict[int, Interrupted] = {}
+        """The tests that ran when the session was interrupted, by world number."""
         self._directory = directory
-
-    @property
-    def interrupted(self) -> list[Interrupted]:
-        """The tests that ran when the session was interrupted."""
-        return list(self._interrupted.values())
-
-    def add_note(self, text: str) -> None:
-        """Show `text` with ``-v``, once: several fork servers may send the same note."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
-        """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
-        if end == exited(FAILED_BY_HOOK):
-            self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
-        elif end != exited(-signal.SIGKILL) or world.kill_at is None or monotonic() < world.kill_at:
-            self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
-        else:  # SIGKILL after `kill_at`: the session killed the rank.
-            self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
 
         An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
         """
-        recorded = self._interrupted.get(world.spec.world)
+        recorded = self.interrupted.get(world.spec.world)
         if recorded is not None:
             if test and not recorded.test:
-                self._interrupted[world.spec.world] = replace(recorded, test=test)
+                self.interrupted[world.spec.world] = replace(recorded, test=test)
             return
         ends = dict(world.exits)
         examiner = Examiner(self._directory, world.spec)
@@ -201,7 +176,7 @@ class PoolSummary:
         between_tests = not test and not ends and idle
         if between_tests and not any(waiting_in(record) for record in findings.records.values()):
             return
-        self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
+        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
     def add_problem(
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""

@@ -6,7 +6,7 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -63,11 +63,8 @@ Own = TypeVar("Own", bound=Taken)
 """The type of the object for the devices or CPU slots that a starter takes."""
 
 
-class Starter(Protocol[Own]):
-    """A starter. See the module's docstring."""
-
-    def keeps(self, key: WorldKey) -> bool:
-        """Return whether an idle world of `key` keeps what was taken. It keeps devices; CPU slots belong to a test."""
+class LeaseSource(Protocol[Own]):
+    """The source of the devices and CPU slots of a starter's worlds: `Leases` on this machine."""
 
     async def take(self, demand: WorldDemand) -> Own:
         """Wait for the devices or CPU slots of a world, and return them.
@@ -94,17 +91,28 @@ class Starter(Protocol[Own]):
     def give_back(self, taken: Own, *, killed: bool) -> None:
         """Give `taken` back, which no process uses any more. `killed` says whether the processes were killed."""
 
+
+class Starter(Protocol[Own]):
+    """A starter. See the module's docstring."""
+
+    @property
+    def leases(self) -> LeaseSource[Own]:
+        """The source of the devices and CPU slots."""
+
+    def keeps(self, key: WorldKey) -> bool:
+        """Return whether an idle world of `key` keeps what was taken. It keeps devices; CPU slots belong to a test."""
+
     def place(self, spec: WorldSpec, taken: Own) -> WorldSpec:
         """Return `spec` with the devices, the machine and the fork server of each rank."""
 
     def start(self, spec: WorldSpec, taken: Own) -> None:
         """Start the ranks. Raise an error if that is impossible; otherwise a report follows."""
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
-        """Kill the ranks in some seconds, in which they may exit by themselves; reports of their exits follow."""
+    def kill(self, spec: WorldSpec) -> None:
+        """Kill the ranks; reports of their exits follow."""
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
-        """Kill the processes that should have reported the start or exits of `ranks`; reports of their ends follow."""
+    def kill_servers(self, spec: WorldSpec) -> None:
+        """Kill the processes that should have reported the start or exits of ranks; reports of their ends follow."""
 
     def forget(self, spec: WorldSpec) -> None:
         """Note that all ranks of a world have ended, or could not be started."""
@@ -163,22 +171,6 @@ class LocalStarter:
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None
 
-    async def take(self, demand: WorldDemand) -> HeldLease:
-        return await self.leases.take(demand)
-
-    def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
-        obstacles = self.leases.waiting(demand)
-        return None if obstacles is None else (self.leases.what(demand), obstacles)
-
-    def hand_on(self, taken: HeldLease) -> WorldDemand | None:
-        return self.leases.hand_on(taken)
-
-    def describe(self, taken: HeldLease, test: str, pids: Sequence[int]) -> None:
-        self.leases.describe(taken, test, pids)
-
-    def give_back(self, taken: HeldLease, *, killed: bool) -> None:
-        self.leases.give_back(taken, killed=killed)
-
     def place(self, spec: WorldSpec, taken: HeldLease) -> WorldSpec:
         return replace(spec, devices=taken.devices)
 
@@ -192,11 +184,11 @@ class LocalStarter:
         assert self._server is not None
         self._server.start(spec, taken.descriptors)
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
+    def kill(self, spec: WorldSpec) -> None:
         if self._server is not None:
-            self._server.kill(spec.world, after)
+            self._server.kill(spec.world)
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+    def kill_servers(self, spec: WorldSpec) -> None:
         if self._server is not None:
             self._server.kill_server()
 

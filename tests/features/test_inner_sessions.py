@@ -102,14 +102,6 @@ _OUTER = """
             assert "1 passed" in text
 
 
-    @pytest.mark.devices(1)
-    def test_without_the_variable():
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ACCEL_HELD"}
-        text, _ = start("inner", environment).communicate()
-        print(text)
-        assert "1 passed, 1 skipped, 1 error" in text
-
-
     def test_in_the_driver():
         assert "3 passed" in run("inner")
 
@@ -130,3 +122,7 @@ def test_a_session_inside_a_test_leases_the_devices_of_the_test(suite: Suite) ->
         "needs 2 sim devices; there is 1: sim (SIM_VISIBLE_DEVICES=sim-0 leaves 1 of 3, this session runs inside "
         "test_outer.py::test_session of another session, which holds 1 sim device)" in run.text
     )
+    suite.without_torch()
+    run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py", "--deselect=test_outer.py::test_session")
+    assert run.ret == 0, run.text
+    assert "2 passed, 1 deselected in" in run.text

@@ -51,7 +51,7 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
             while not lines or "idle\n" not in lines[-1].split(" "):
                 lines.append(first.stdout.readline())
                 assert lines[-1], "".join(lines)
-            # An idle world of the first session holds all devices. Without a request, it would keep them for 30 s.
+            # An idle world of the first session holds all devices.
             second = suite.run("-k", "test_all and not again", "--accel-wait=20")
             assert second.result("test_all") == "PASSED"
             assert first.poll() is None

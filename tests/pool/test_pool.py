@@ -6,7 +6,6 @@ import asyncio
 import queue
 import random
 import threading
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,19 +22,19 @@ from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages.rank_messages import RETIRED, RankExit, exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.pool import pool as pool_module
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,
     PoolMessage,
-    RankEnded,
     WorldGrant,
     WorldWanted,
 )
 from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
-from tests.plain_workers import PlainWorkers
+from tests.plain_workers import plain_worker
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")
@@ -62,22 +61,30 @@ class SimulatedRanks(LocalStarter):
         started = WorldStarted(spec.world, NO_PIDS[: spec.ranks])
         asyncio.get_running_loop().call_soon(self.reports.report, started)
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
-        status = RETIRED if after else -9
+    def kill(self, spec: WorldSpec) -> None:
         for rank in range(spec.ranks):
-            asyncio.get_running_loop().call_soon(self.reports.report, RankExited(spec.world, rank, exited(status)))
+            self.end(spec, rank, -9)
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
-        self.kill(spec, 0.0)
+    def end(self, spec: WorldSpec, rank: int, status: int) -> None:
+        asyncio.get_running_loop().call_soon(self.reports.report, RankExited(spec.world, rank, exited(status)))
+
+    def kill_servers(self, spec: WorldSpec) -> None:
+        self.kill(spec)
 
     async def stop(self) -> bool:
         return True
 
 
+STARTERS: dict[str, SimulatedRanks] = {}
+"""The starter of each session, by the session's folder."""
+
+
 def simulated(spec: SessionSpec, reports: StarterReports) -> SimulatedRanks:
     """Return the starter of a session on this machine."""
     leases = Leases(machine_for(SETTINGS), 2, reports.wanted, reports.lost, waits_for_busy=False)
-    return SimulatedRanks(spec, leases, lambda spec, end: pytest.fail("no server"), reports)
+    starter = SimulatedRanks(spec, leases, lambda spec, end: pytest.fail("no server"), reports)
+    STARTERS[spec.directory] = starter
+    return starter
 
 
 @dataclass(eq=False)
@@ -104,7 +111,7 @@ class SimulatedSession:
             machine_for(SETTINGS),
             spec,
             2,
-            workers=PlainWorkers(),
+            worker=plain_worker,
             record=pass_to(),
             show=print,
             here=lambda reports: simulated(spec, reports),
@@ -117,7 +124,7 @@ class SimulatedSession:
                 self.answers.put((request, value))
             case WorldWanted(world):
                 self.wanted.add(world)
-            case RankEnded(world, rank, end):
+            case RankExited(world, rank, end):
                 self.ended.append((world, rank, end))
 
     def request(self, wanted: WorldKey, timeout: float | None = None) -> int:
@@ -136,7 +143,6 @@ class SimulatedSession:
         number, answer = self.answers.get(timeout=timeout)
         assert isinstance(answer, WorldGrant), answer
         if number not in self.waiting:
-            self.pool.call(self.pool.give_back, answer.spec.world, None, frozenset())
             return None
         self.waiting.remove(number)
         assert answer.spec.world not in self.worlds, "a world was given to two drivers"
@@ -155,6 +161,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     locks = tmp_path / "locks"
     locks.mkdir()
     monkeypatch.setenv(VARIABLE, str(locks))
+
+    def tell(directory: str, spec: WorldSpec, rank: int, pid: int) -> None:
+        """Have a rank end its session, as the message of a retiring pool does."""
+        STARTERS[directory].end(spec, rank, RETIRED)
+        raise OSError
+
+    monkeypatch.setattr(pool_module, "call_rank", tell)
     return locks
 
 
@@ -233,6 +246,17 @@ def test_a_returned_world_goes_to_the_next_request_with_the_same_key(folder: Pat
     third = session.receive()
     assert third is not None
     assert len(third.spec.devices) == 2
+    session.pool.close(gracefully=False)
+
+
+def test_a_world_whose_demand_is_cancelled_when_it_was_granted_is_taken_back(folder: Path, tmp_path: Path) -> None:
+    session = SimulatedSession.start(tmp_path / "a")
+    number = session.request(key(4))
+    eventually("the grant", lambda: not session.answers.empty())
+    session.cancel(number)
+    session.request(key(1))
+    assert session.receive() is None
+    assert session.receive() is not None
     session.pool.close(gracefully=False)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.pool_client import Answer, CancelDemand, DriverMessage, GiveBackWorld, PoolClient, WorldGrant
+from pytest_accel.pool.pool_client import Answer, CancelDemand, DriverMessage, PoolClient, WorldGrant
 
 
 class InterruptingChannel:
@@ -35,7 +35,7 @@ class InterruptingChannel:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_given_back(late: bool) -> None:
+def test_a_demand_is_cancelled_if_the_wait_for_it_is_interrupted(late: bool) -> None:
     spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True))
     answer = Answer(1, WorldGrant(spec, (1,), "/", False, 0.0, ()))
     channel = InterruptingChannel(None if late else answer)
@@ -44,5 +44,4 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_given_back(lat
         client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test", 0.0)
     if late:
         channel.receive(encode(answer))
-    why = "its driver has stopped waiting for it"
-    assert channel.sent[1:] == [CancelDemand(1), GiveBackWorld(3, why)]
+    assert channel.sent[1:] == [CancelDemand(1)]

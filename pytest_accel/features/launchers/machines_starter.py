@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -69,6 +69,10 @@ class StarterOnMachines(ABC, Generic[Own]):
         """The devices, in words, for which each demand waits on another machine; by the demand's `id`."""
 
     @property
+    def leases(self) -> StarterOnMachines[Own]:
+        return self
+
+    @property
     def machines(self) -> tuple[str, ...]:
         return tuple(machine.name for machine in self._machines)
 
@@ -113,15 +117,15 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:
         what = self._leasing.get(id(demand))
-        return self._here.waiting(demand) if what is None else (what, [])
+        return self._here.leases.waiting(demand) if what is None else (what, [])
 
     def hand_on(self, taken: Own) -> WorldDemand | None:
-        return None if taken.remote or taken.here is None else self._here.hand_on(taken.here)
+        return None if taken.remote or taken.here is None else self._here.leases.hand_on(taken.here)
 
     def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
         if taken.here is not None:
             machines = taken.machines or repeat(0)
-            self._here.describe(
+            self._here.leases.describe(
                 taken.here, test, [pid for machine, pid in zip(machines, pids, strict=False) if not machine]
             )
 
@@ -131,7 +135,7 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def _return(self, taken: Own, *, killed: bool) -> None:
         if taken.here is not None:
-            self._here.give_back(taken.here, killed=killed)
+            self._here.leases.give_back(taken.here, killed=killed)
         for lease in taken.remote.values():
             lease.close()
 
@@ -160,11 +164,11 @@ class StarterOnMachines(ABC, Generic[Own]):
         self._servers.run({number: spawns[number] for number in sorted(spec.server_numbers)})
         self._servers.start(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
-        self._servers.kill(spec, after)
+    def kill(self, spec: WorldSpec) -> None:
+        self._servers.kill(spec)
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
-        self._servers.kill_servers({spec.server_of(rank) for rank in ranks})
+    def kill_servers(self, spec: WorldSpec) -> None:
+        self._servers.kill_servers(spec.server_numbers)
 
     def forget(self, spec: WorldSpec) -> None:
         pass

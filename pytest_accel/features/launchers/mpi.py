@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 from asyncio import Event, sleep, wait
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_exc
@@ -83,11 +83,11 @@ class MpiStarter(LocalStarter):
         if (job := self._jobs.get(spec.world)) is not None:
             job.over.set()
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
+    def kill(self, spec: WorldSpec) -> None:
         if (job := self._jobs.get(spec.world)) is not None:
-            job.kill(after)
+            job.kill()
 
-    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+    def kill_servers(self, spec: WorldSpec) -> None:
         self.forget(spec)
 
     async def stop(self) -> bool:
@@ -138,10 +138,10 @@ class MpiJob:
                 start_new_session=True,
             )
 
-    def kill(self, after: float) -> None:
-        """Kill the ranks in some seconds; a job whose ranks have not started ends at once."""
+    def kill(self) -> None:
+        """Kill the ranks; a job whose ranks have not started ends at once."""
         if self._servers.running:
-            self._servers.kill(self.world, after)
+            self._servers.kill(self.world)
         else:
             self.over.set()
 

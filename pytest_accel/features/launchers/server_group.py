@@ -67,10 +67,10 @@ class ServerGroup:
         here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
         self._servers[server].start(spec, starting.descriptors() if here else (), port)
 
-    def kill(self, spec: WorldSpec, after: float) -> None:
-        """Kill the ranks of a world in some seconds; report as killed the ranks that no server was asked to start."""
+    def kill(self, spec: WorldSpec) -> None:
+        """Kill the ranks of a world; report as killed the ranks that no server was asked to start."""
         for number in spec.server_numbers & self._servers.keys():
-            self._servers[number].kill(spec.world, after)
+            self._servers[number].kill(spec.world)
         starting = self._starting.pop(spec.world, None)
         for rank in range(spec.ranks if starting is not None and starting.is_first else 0):
             # Until rank 0 is forked, only its server was asked. No report of the other servers would come.

@@ -41,7 +41,7 @@ from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, TableCluster
 from tests.peers import forked_copy
-from tests.plain_workers import PlainWorkers
+from tests.plain_workers import plain_worker
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
@@ -175,7 +175,7 @@ def sessions(
         leases = Leases(machine, machine.slots, reports.wanted, reports.lost, waits_for_busy=False)
         return LocalStarter(spec, leases, spawn_here, reports)
 
-    pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=pass_to(), show=print, here=here, elsewhere=table)
+    pool = Pool(machine, spec, 2, worker=plain_worker, record=pass_to(), show=print, here=here, elsewhere=table)
     try:
         for each in devices:
             table.add(each)
