@@ -43,7 +43,6 @@ from pytest_accel.core.stash_keys import NOT_TORN_DOWN
 from pytest_accel.diagnostics.python_stacks import stack_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.driver.world import World
-from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.verdict import expected_ends, merged_subtests
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
@@ -244,10 +243,13 @@ class WorldRun:
         """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
         """Ranks whose end has been reported with a phase."""
-        self._world: World | None = None
-        self.spec: WorldSpec
+        began = monotonic()
+        self._world: World | None = driver.begin(test)
+        limits.leave_out(began)
+        self.spec = self._world.grant.spec
         """The world in which the test was started. It stays known when the world has been given back."""
-        self._start()
+        # For junit files and report hooks.
+        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
 
     @property
     def has_world(self) -> bool:
@@ -270,15 +272,6 @@ class WorldRun:
         self._outcomes[when] = verdict.outcome
         publish(verdict, self._test.item)
         return verdict
-
-    def _start(self) -> None:
-        __tracebackhide__ = True
-        began = monotonic()
-        self._world = self._driver.begin(self._test)
-        self._limits.leave_out(began)
-        self.spec = self._world.grant.spec
-        # For junit files and report hooks.
-        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
 
     def _judge(self, when: When) -> Verdict:
         """Wait for phase `when` in the current world, and return its verdict."""

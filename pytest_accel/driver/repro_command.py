@@ -21,17 +21,8 @@ _REPEATED_OPTIONS = (
 )
 """Options of this plugin that change how a test runs. Values from the ini file need not be repeated."""
 
-_COLLECTING = {
-    "doctestmodules": "--doctest-modules",
-    "doctestglob": "--doctest-glob",
-    "doctest_plus": "--doctest-plus",
-    "nbmake": "--nbmake",
-    "nbval": "--nbval",
-    "nbval_lax": "--nbval-lax",
-    "markdowndocs": "--markdown-docs",
-    "codeblocks": "--codeblocks",
-}
-"""Options that enable the collection of tests other than functions: name in ``config.option``, and flag."""
+_COLLECTING = ("--doctest", "--nb", "--markdown-docs", "--codeblocks")
+"""Prefixes of the options by which pytest and plugins collect tests other than functions."""
 
 _FLAG_OF_SETTING = {
     f"{name}=true": f"--{name.replace('_', '-')}" for name in ("strict_markers", "strict_config", "strict")
@@ -49,7 +40,8 @@ def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_
     path = os.path.relpath(item.path, config.invocation_params.dir)
     words = ["pytest", "::".join((path, *names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     if not isinstance(item, pytest.Function):
-        words += _collecting_options(config)
+        # Options of ``addopts`` need not be repeated.
+        words += [str(word) for word in config.invocation_params.args if str(word).startswith(_COLLECTING)]
     # ``--accel-ids`` selects devices of the session's kind on this machine only.
     if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
         words += ["--accel-ids", ",".join(dict.fromkeys(device.id for device in spec.devices))]
@@ -86,13 +78,6 @@ def _pytest_options(config: pytest.Config) -> list[str]:
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         words.append(f"--randomly-seed={seed}")
     return words
-
-
-def _collecting_options(config: pytest.Config) -> list[str]:
-    """Return the flags of `_COLLECTING` that the session was given."""
-    values = {flag: getattr(config.option, name, None) for name, flag in _COLLECTING.items()}
-    words = [flag for flag, value in values.items() if value is True]
-    return words + [f"{flag}={each}" for flag, value in values.items() if isinstance(value, list) for each in value]
 
 
 def _plugins(args: Sequence[str]) -> list[str]:

@@ -412,7 +412,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     """
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
-    sections = sentences.stacks(phase.outcomes, root, phase.findings, phase.folders)
+    sections = sentences.stacks(phase.outcomes, root, phase.folders)
     if lines := sentences.collective_lines(stacks, phase.findings, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
