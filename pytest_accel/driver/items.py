@@ -283,6 +283,9 @@ class WorldRun:
         is_plain = world.monitor.reusable and not world.monitor.has_extras
         if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
             return plain
+        if all(one.ending == "passed" for one in outcomes):
+            # The end of a rank in a later phase is reported with that phase alone, although it is known already.
+            outcomes = [one._replace(later=None) for one in outcomes]
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
         phase = Phase(
@@ -334,7 +337,9 @@ class WorldRun:
                 item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders_of(item.config)))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
-        self._end_session_if_requested(world)
+        # If all ranks have reported this phase, the request came in a later phase.
+        if world.monitor.exit_request is not None and any(one.report is None for one in outcomes):
+            self._end_session_if_requested(world)
         return outcomes
 
     def _end_session_if_requested(self, world: World) -> None:
