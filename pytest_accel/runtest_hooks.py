@@ -65,6 +65,7 @@ class RuntestHooks:
             self._driver.after(None if self._session.next_is_hint else following)
             marked.forget_run()
             vars(marked).pop("node", None)  # A session may have 20,000 tests.
+            vars(item).pop("ihook", None)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:

@@ -8,7 +8,6 @@ from enum import Enum
 
 from pytest_accel.diagnostics.collectives import Record, collectives_in, lacking, read_record
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import RankExit
 
@@ -21,8 +20,6 @@ class Findings:
     """The collectives of the living ranks."""
     waits: Mapping[int, tuple[RankWait, Mapping[int, int]]] = field(default_factory=dict)
     """The message or exchange that a rank waits for, and the number of its kind that each lacking rank has issued."""
-    at_death: Mapping[int, str] = field(default_factory=dict)
-    """The stacks of ranks that were running the test when another rank died."""
     unrecorded_by: str = ""
     """The version of torch if it is too old to record collectives; else empty."""
 
@@ -100,11 +97,6 @@ class Examiner(WorldInspector):
         """Return the records of the `alive` ranks that have written one, without disturbing them."""
         taken = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
-
-    def at_death(self, alive: Mapping[int, int]) -> Findings:
-        """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""
-        stacks = self.stacks(alive).items()
-        return Findings(at_death={rank: stack for rank, stack in stacks if where(frames_of_rank(stack)) is not None})
 
 
 def collectives(records: Mapping[int, FlightRecord]) -> dict[int, Record]:

@@ -27,7 +27,6 @@ _LOOKS = 5
 
 The process may have been interrupted while it wrote. A process that waits has written all.
 """
-_PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
 _HIDDEN = (
     *(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pluggy")),
     os.path.join("torch", "distributed", "c10d_logger.py"),
@@ -92,7 +91,7 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     for rank, path in paths.items():
         with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(before[rank])
-            stacks[rank] = shorten(file.read().decode(errors="replace")).strip("\n")
+            stacks[rank] = file.read().decode(errors="replace").strip("\n")
     return stacks
 
 
@@ -104,29 +103,9 @@ def split_fault(sections: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, st
         if fatal:
             lines = dump.split("\n")
             end = next((at for at, line in enumerate(lines[1:], 1) if _DUMP_LINE.match(line) is None), len(lines))
-            stack = shorten(fatal + "\n".join(lines[:end])).strip("\n")
+            stack = (fatal + "\n".join(lines[:end])).strip("\n")
             output[at] = name, before + "\n".join(lines[end:]).lstrip("\n")
     return [(name, text) for name, text in output if text], stack
-
-
-def shorten(stacks: str) -> str:
-    """Return `stacks` without the parts that all ranks share: pytest's frames, and the threads of this package."""
-    first, *threads = _THREAD.split(stacks)
-    kept = [first]
-    for at, text in enumerate(threads):
-        if at < len(threads) - 1 and not text.startswith("Current") and _is_ours(text):
-            continue
-        lines = text.splitlines(keepends=True)
-        first_of_pytest = next((at for at, line in enumerate(lines) if _PYTEST_FOLDER in line), len(lines))
-        # If the innermost frame is pytest's own, keep all frames.
-        kept.append("".join(lines[:first_of_pytest] if first_of_pytest > 1 else lines))
-    return "".join(kept)
-
-
-def _is_ours(thread: str) -> bool:
-    """Return whether this package started the `thread`."""
-    frames = [frame for frame in _frames(thread) if os.path.basename(frame.path) != "threading.py"]
-    return bool(frames) and frames[-1].path.startswith(PACKAGE)
 
 
 def _frames(text: str) -> list[Frame]:

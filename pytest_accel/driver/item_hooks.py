@@ -42,18 +42,19 @@ def may_stop_call(config: pytest.Config) -> bool:
 class _Hooks:
     """Replacement of the `ihook` of the items of one file."""
 
-    def __init__(self, config: pytest.Config, conftests: frozenset[object], rank_only: frozenset[object]) -> None:
-        """`rank_only` are the plugins of `_RANK_ONLY`."""
+    def __init__(self, config: pytest.Config, conftests: frozenset[object]) -> None:
+        """`conftests` are the plugins that the file's folder does not have."""
         self._manager = config.pluginmanager
         self._conftests = conftests
-        self._rank_only = rank_only
 
     def __getattr__(self, name: str) -> Any:
         excluded = {*self._conftests}
         if name in _PHASES:
             # Leave out pytest's log capture: the ranks capture their logs, and in the driver the capture would cost
             # more than all other work of the driver for a test.
-            excluded |= {self._manager.get_plugin("logging-plugin"), *self._rank_only}
+            excluded.add(self._manager.get_plugin("logging-plugin"))
+            plugins = (one.plugin for one in getattr(self._manager.hook, name).get_hookimpls())
+            excluded |= {plugin for plugin in plugins if package_of(plugin) in _RANK_ONLY}
         caller = self._manager.subset_hook_caller(name, excluded - {None})
         setattr(self, name, caller)
         return caller
@@ -61,8 +62,6 @@ class _Hooks:
 
 _HOOKS: pytest.StashKey[dict[Path, _Hooks]] = pytest.StashKey()
 """The hooks of each file, which its items share."""
-_RANK_ONLY_PLUGINS: pytest.StashKey[frozenset[object]] = pytest.StashKey()
-"""The plugins of `_RANK_ONLY`, looked up once: a suite may have hundreds of conftests, which are plugins, too."""
 
 
 class _Redirected(WithoutFixtures, pytest.Item):
@@ -102,7 +101,7 @@ class _Redirected(WithoutFixtures, pytest.Item):
         if self.path not in made:
             hooks = super().ihook
             conftests: frozenset[object] = frozenset() if hooks is self.config.hook else left_out_conftests(hooks)
-            made[self.path] = _Hooks(self.config, conftests, _rank_only_plugins(self.config))
+            made[self.path] = _Hooks(self.config, conftests)
         return made[self.path]
 
     def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
@@ -128,11 +127,3 @@ def redirected(kind: type[pytest.Item]) -> type[pytest.Item]:
     for name in ("__name__", "__qualname__", "__module__"):
         setattr(Redirected, name, getattr(kind, name))
     return Redirected
-
-
-def _rank_only_plugins(config: pytest.Config) -> frozenset[object]:
-    """Return the registered plugins of `_RANK_ONLY`."""
-    if _RANK_ONLY_PLUGINS not in config.stash:
-        plugins = (plugin for _, plugin in config.pluginmanager.list_name_plugin())
-        config.stash[_RANK_ONLY_PLUGINS] = frozenset(one for one in plugins if package_of(one) in _RANK_ONLY)
-    return config.stash[_RANK_ONLY_PLUGINS]

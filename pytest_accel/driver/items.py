@@ -43,7 +43,6 @@ from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.python_stacks import stack_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.driver.world import World
-from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.verdict import expected_ends, merged_subtests
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
@@ -244,10 +243,13 @@ class WorldRun:
         """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
         """Ranks whose end has been reported with a phase."""
-        self._world: World | None = None
-        self.spec: WorldSpec
+        began = monotonic()
+        self._world: World | None = driver.begin(test)
+        limits.leave_out(began)
+        self.spec = self._world.grant.spec
         """The world in which the test was started. It stays known when the world has been given back."""
-        self._start()
+        # For junit files and report hooks.
+        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
 
     @property
     def has_world(self) -> bool:
@@ -271,15 +273,6 @@ class WorldRun:
         publish(verdict, self._test.item)
         return verdict
 
-    def _start(self) -> None:
-        __tracebackhide__ = True
-        began = monotonic()
-        self._world = self._driver.begin(self._test)
-        self._limits.leave_out(began)
-        self.spec = self._world.grant.spec
-        # For junit files and report hooks.
-        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
-
     def _judge(self, when: When) -> Verdict:
         """Wait for phase `when` in the current world, and return its verdict."""
         __tracebackhide__ = True
@@ -290,6 +283,9 @@ class WorldRun:
         is_plain = world.monitor.reusable and not world.monitor.has_extras
         if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
             return plain
+        if all(one.ending == "passed" for one in outcomes):
+            # The end of a rank in a later phase is reported with that phase alone, although it is known already.
+            outcomes = [one._replace(later=None) for one in outcomes]
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
         phase = Phase(
@@ -341,7 +337,9 @@ class WorldRun:
                 item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders_of(item.config)))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
-        self._end_session_if_requested(world)
+        # If all ranks have reported this phase, the request came in a later phase.
+        if world.monitor.exit_request is not None and any(one.report is None for one in outcomes):
+            self._end_session_if_requested(world)
         return outcomes
 
     def _end_session_if_requested(self, world: World) -> None:

@@ -43,8 +43,6 @@ _QUIET = 1.0
 """Seconds without a message of a rank before the first look for a deadlock, and between two looks that must agree."""
 _NEXT_LOOK = 2.0
 """Seconds between two looks that have found nothing. A deadlock is found within 4 seconds."""
-_UNANSWERED = 10.0
-"""The same if a rank has not answered, because the look has taken seconds."""
 _CLOSED_TIMEOUT = 5.0
 """Seconds to wait for the exit status of a rank whose connection has been closed; its process may go on."""
 
@@ -233,14 +231,14 @@ class RankMonitor:
         now = monotonic()
         if not self._has_records or now < self._next_look:
             return False
-        before, self._deadlock, pause = self._deadlock, {}, _NEXT_LOOK
+        before, self._deadlock = self._deadlock, {}
         if not self.is_any_computing():
             records = self._examiner.records(self._alive)
-            if len(records) < len(self.ranks):
-                pause = _UNANSWERED
-            elif found := deadlocked(records, [rank.rank for rank in self.ranks if not rank.done], deadline - now):
-                self._deadlock, pause = found, _QUIET
-        self._next_look = monotonic() + pause
+            if len(records) == len(self.ranks):
+                unfinished = [rank.rank for rank in self.ranks if not rank.done]
+                self._deadlock = deadlocked(records, unfinished, deadline - now)
+        # Two looks that must agree follow each other soon.
+        self._next_look = monotonic() + (_QUIET if self._deadlock else _NEXT_LOOK)
         return bool(self._deadlock) and self._deadlock == before
 
     def is_any_computing(self) -> bool:
@@ -328,9 +326,6 @@ class RankMonitor:
         self._drain(rank)
         if rank.end is not None:
             return  # The rank had sent the reason.
-        others = [other for other in self.ranks if other is not rank and not other.done]
-        if others and self.serial and all(other.end is None for other in self.ranks):
-            self.findings = self._examiner.at_death(_pids(others))
         timeout = _EXIT_STATUS_TIMEOUT if rank.has_exited else _CLOSED_TIMEOUT
         end = self._pool_client.rank_exit(self._number, rank.rank, timeout)
         if end is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -21,22 +20,12 @@ _REPEATED_OPTIONS = (
 )
 """Options of this plugin that change how a test runs. Values from the ini file need not be repeated."""
 
-_COLLECTING = {
-    "doctestmodules": "--doctest-modules",
-    "doctestglob": "--doctest-glob",
-    "doctest_plus": "--doctest-plus",
-    "nbmake": "--nbmake",
-    "nbval": "--nbval",
-    "nbval_lax": "--nbval-lax",
-    "markdowndocs": "--markdown-docs",
-    "codeblocks": "--codeblocks",
-}
-"""Options that enable the collection of tests other than functions: name in ``config.option``, and flag."""
-
-_FLAG_OF_SETTING = {
-    f"{name}=true": f"--{name.replace('_', '-')}" for name in ("strict_markers", "strict_config", "strict")
-}
-"""Flags that pytest turns into settings of the ini file: setting, and flag."""
+_WITH_VALUES = ("-p", "-c", "--config-file", "--rootdir", "-o", "--override-ini", "--doctest-glob")
+"""Options without which the test is not found, or runs differently, and whose value may be the next word."""
+_REPEATED = (*_WITH_VALUES, "--strict")
+"""Prefixes of the options that are repeated as they were given. Options of ``addopts`` need not be repeated."""
+_COLLECTING = ("--doctest", "--nb", "--markdown-docs", "--codeblocks")
+"""Prefixes of the options by which pytest and plugins collect tests other than functions."""
 
 
 def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_kind: str | None) -> str:
@@ -47,9 +36,11 @@ def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_
     """
     config = item.config
     path = os.path.relpath(item.path, config.invocation_params.dir)
-    words = ["pytest", "::".join((path, *names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
-    if not isinstance(item, pytest.Function):
-        words += _collecting_options(config)
+    prefixes = _REPEATED if isinstance(item, pytest.Function) else (*_REPEATED, *_COLLECTING)
+    words = ["pytest", "::".join((path, *names)), *_with_prefix(config.invocation_params.args, prefixes)]
+    if isinstance(seed := getattr(config.option, "randomly_seed", None), int):
+        words.append(f"--randomly-seed={seed}")
+    words += given(config, _REPEATED_OPTIONS)
     # ``--accel-ids`` selects devices of the session's kind on this machine only.
     if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
         words += ["--accel-ids", ",".join(dict.fromkeys(device.id for device in spec.devices))]
@@ -71,32 +62,11 @@ def append(report: pytest.TestReport, command_line: str, option: argparse.Namesp
         report.longrepr = f"{longrepr}\n{_TITLE}: {command_line}"
 
 
-def _pytest_options(config: pytest.Config) -> list[str]:
-    """Return the options of pytest and pytest-randomly without which the test is not found, or runs differently."""
-    option = config.option
-    words: list[str] = []
-    for name in dict.fromkeys(_plugins(config.invocation_params.args)):
-        words += ["-p", name]
-    for flags, name in ((("-c", "--config-file"), "inifilename"), (("--rootdir",), "rootdir")):
-        # Leave out options that this plugin has given to an xdist worker.
-        if any(str(word).startswith(flags) for word in config.invocation_params.args):
-            words += [flags[0], str(getattr(option, name))]
-    for value in getattr(option, "override_ini", None) or ():
-        words += [_FLAG_OF_SETTING[value]] if value in _FLAG_OF_SETTING else ["-o", value]
-    if isinstance(seed := getattr(option, "randomly_seed", None), int):
-        words.append(f"--randomly-seed={seed}")
-    return words
-
-
-def _collecting_options(config: pytest.Config) -> list[str]:
-    """Return the flags of `_COLLECTING` that the session was given."""
-    values = {flag: getattr(config.option, name, None) for name, flag in _COLLECTING.items()}
-    words = [flag for flag, value in values.items() if value is True]
-    return words + [f"{flag}={each}" for flag, value in values.items() if isinstance(value, list) for each in value]
-
-
-def _plugins(args: Sequence[str]) -> list[str]:
-    """Return the values of ``-p`` in `args`. The option's value would include the plugins of ``addopts``."""
-    words = [str(word) for word in args]
-    names = [after for word, after in pairwise(words) if word == "-p"]
-    return names + [word[2:] for word in words if word.startswith("-p") and len(word) > 2]
+def _with_prefix(args: Iterable[object], prefixes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the words of `args` that begin with one of `prefixes`, and their values."""
+    words = map(str, args)
+    for word in words:
+        if word.startswith(prefixes):
+            yield word
+            if word in _WITH_VALUES:
+                yield next(words, "")

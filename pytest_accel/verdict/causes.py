@@ -112,16 +112,6 @@ _TYPES = {
 }
 
 
-def wrong_outcomes(outcomes: Sequence[RankOutcome]) -> list[RankOutcome]:
-    """Return the outcomes of ranks that died, failed, or could not run the test."""
-    return [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
-
-
-def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
-    """Return whether `outcome` only results from the failure of another rank, and several ranks are `wrong`."""
-    return len(wrong) > 1 and consequence(outcome) is not None
-
-
 def consequence(outcome: RankOutcome) -> Consequence | None:
     """Return what `outcome` says about the failure of another rank; None if it is a failure in its own right."""
     if outcome.exit is not None and outcome.exit.cause is ExitCause.JOB_ENDED:

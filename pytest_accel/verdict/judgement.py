@@ -31,7 +31,7 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
-from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, wrong_outcomes
+from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, consequence
 from pytest_accel.verdict.mismatches import (
     Mismatch,
     compare_collectives,
@@ -270,9 +270,9 @@ def _merge(phase: Phase) -> Verdict:
     if all(outcome.ending == "passed" for outcome in outcomes):
         unexpected = [text for outcome in outcomes if (text := sentences.wasxfail(outcome)) is not None]
         return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
-    wrong = wrong_outcomes(outcomes)
+    wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     if wrong:
-        root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
+        root = min(wrong, key=lambda one: (consequence(one) is not None, one.at, one.ending != "died"))
         return _rank_failure(phase, root, sections)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
@@ -412,7 +412,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     """
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
-    sections = sentences.stacks(phase.outcomes, root, phase.findings, phase.folders)
+    sections = sentences.stacks(phase.outcomes, root, phase.folders)
     if lines := sentences.collective_lines(stacks, phase.findings, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]

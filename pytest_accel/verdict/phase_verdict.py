@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 from msgspec import Struct, field
 
-from pytest_accel import LeftoverWarning, PreloadWarning
+from pytest_accel import LeftoverWarning
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import CAUSE
 from pytest_accel.core.truncation import cut_output
@@ -163,8 +163,6 @@ RAISED: dict[CauseKind, type[RankError]] = {
 """The exception that is raised in the driver for each kind of cause if no rank has reported an exception."""
 
 _NOT_RUN = "accel_not_run"
-_REPORTED: pytest.StashKey[set[str]] = pytest.StashKey()
-"""The messages of the warnings that a session reports once, on the `pytest.Session`."""
 
 
 def not_run(text: str) -> BaseException:
@@ -203,16 +201,8 @@ def stand_in(sketch: ExceptionSketch) -> BaseException:
 
 
 def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> None:
-    """Report each distinct warning of the ranks once, as if it had been raised in the driver.
-
-    Report a :class:`PreloadWarning` once in the session: each world warns about each file.
-    """
-    reported = item.session.stash.setdefault(_REPORTED, set())
+    """Report each distinct warning of the ranks once, as if it had been raised in the driver."""
     for sketch in dict.fromkeys(sketches):
-        if sketch.category == PreloadWarning.__name__:
-            if sketch.message in reported:
-                continue
-            reported.add(sketch.message)
         category = getattr(sys.modules.get(sketch.category_module), sketch.category, None)
         if not (isinstance(category, type) and issubclass(category, Warning)):
             category = UserWarning

@@ -655,25 +655,18 @@ def _of_group(group: str) -> str:
     return "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
 
 
-def stacks(
-    outcomes: Sequence[RankOutcome], shown: RankOutcome | None, findings: Findings, folders: Folders
-) -> list[tuple[str, str]]:
-    """Return title and text of each place at which ranks hung, crashed, or were when another rank died.
+def stacks(outcomes: Sequence[RankOutcome], shown: RankOutcome | None, folders: Folders) -> list[tuple[str, str]]:
+    """Return title and text of each place at which ranks hung or crashed.
 
     The frames of the rank of `shown` are left out: they are the traceback of the failure.
     """
     ends = [outcome.later or outcome for outcome in outcomes]
     own = {end.rank: stack_text(end.stack, folders) for end in ends if end.stack}
     threads = {end.rank: text for end in ends if (text := threads_text(end.stack, folders))}
-    seen = {rank: stack_text(stack, folders) for rank, stack in findings.at_death.items() if rank not in own}
     if shown is not None:
         above = stack_text(shown.stack, folders)
         own = {rank: text for rank, text in own.items() if text != above}
-    found = (
-        ("stacks", own),
-        ("stacks of other threads and tasks", threads),
-        ("stacks when another rank died", seen),
-    )
+    found = (("stacks", own), ("stacks of other threads and tasks", threads))
     return [
         (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, texts[ranks[0]])
         for title, texts in found

@@ -285,30 +285,6 @@ def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_rank
     assert "did not end its session" not in run.text
 
 
-@pytest.mark.long
-def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
-    suite.write(
-        "conftest.py",
-        """
-        import os
-        from pathlib import Path
-
-        if "PYTEST_XDIST_WORKER" in os.environ and "RANK" not in os.environ:
-
-            def pytest_runtest_setup(item):
-                if item.name == "test_endless":
-                    Path(__file__).with_name("worker").write_text(f"{os.getpid()}\\n")
-        """,
-    )
-    session = start_waiting_session(suite, "-n2", "-k", "test_endless or test_next")
-    os.kill(int(suite.read("worker")), signal.SIGKILL)
-    run = session.finish()
-    run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
-    assert "crashed while running" in run.text
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
 LEFT_BEHIND = """
 import os
 import time

@@ -1,4 +1,4 @@
-"""Tests of the stacks in failure reports: when another rank died, and when ranks hang."""
+"""Tests of the stacks in failure reports when ranks hang."""
 
 from __future__ import annotations
 
@@ -7,58 +7,8 @@ import re
 import pytest
 
 from tests.background_suite import BackgroundSuite
-from tests.run import CAUSES
 
 pytestmark = pytest.mark.usefixtures("without_torch")
-
-
-def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import signal
-        import threading
-
-        import pytest
-
-
-        def stands_here(folder, rank):
-            links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
-            stack = next(link for link in links if link.endswith(".stack"))
-            path, size = str(folder / str(rank)), os.stat(stack).st_size
-            while os.stat(stack).st_size == size: os.close(os.open(path, os.O_CREAT))
-
-
-        @pytest.mark.distributed(3, init=False)
-        def test_death(rank, shared_tmp_path):
-            if rank == 2:
-                while len(os.listdir(shared_tmp_path)) < 2:
-                    pass
-                os.kill(os.getpid(), signal.SIGKILL)
-            stands_here(shared_tmp_path, rank)
-
-
-        @pytest.mark.distributed(2, timeout=4, init=False)
-        def test_hang(rank):
-            if rank == 1:
-                threading.Event().wait()
-        """,
-    )
-    run = suite.run("--tb=short", CAUSES)
-    run.expect({"test_death": "FAILED died: SIGKILL; rank 2", "test_hang": "FAILED hung: phase timeout; rank 1"})
-    number = (suite.path / "test_it.py").read_text().splitlines().index("        threading.Event().wait()") + 1
-    message = f"timed out after 4 s: rank 1 is at test_it.py:{number}; rank 0 had finished"
-    assert f"FAILED test_it.py::test_hang - {message}" in run.text
-    assert f"E   {message}" in run.text
-    report = run.failure("test_death")
-    _, _, stacks = report.partition("[ranks 0-1] stacks when another rank died")
-    # The ranks create their files in the line in which they wait. The functions in it are built in and have no frames.
-    line = re.escape("while os.stat(stack).st_size == size: os.close(os.open(path, os.O_CREAT))")
-    assert re.search(rf"^    {line}$", stacks, re.MULTILINE)
-    assert "test_it.py:13 in stands_here" in stacks
-    assert "\n    stands_here(shared_tmp_path, rank)\n" in stacks
-    assert "_pytest" not in stacks
 
 
 def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> None:

@@ -36,16 +36,6 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         sleep = time.sleep
 
 
-        class Evil:
-            def __reduce__(self):
-                return eval, ("1 / 0",)
-
-            def __eq__(self, other):
-                raise ValueError("not to be compared")
-
-            __hash__ = None
-
-
         @pytest.fixture
         def stopped():
             with freeze_time("2030-01-01"):
@@ -76,7 +66,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
                 sleep(1000)
 
 
-        @pytest.mark.parametrize("value", [torch.ones(2), lambda: 1, Evil(), [1, {"two": None}]], ids="tlej")
+        @pytest.mark.parametrize("value", [torch.ones(2), lambda: 1, [1, {"two": None}]], ids="tlj")
         def test_records(record_property, value):
             record_property("value", value)
 
@@ -107,6 +97,6 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         "test_in_another_world": "PASSED",
         "test_fails_in_the_first_world": "FAILED",
         "test_hangs_while_the_clock_stands": "FAILED",
-        **{f"test_records[{name}]": "PASSED" for name in "tlej"},
+        **{f"test_records[{name}]": "PASSED" for name in "tlj"},
         "test_is_not_in_the_ranks": "ERROR",
     }, run.text

@@ -125,8 +125,9 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> 
     [
         ("pytest.exit('by hand', returncode=7)", "01", 7, "by hand"),
         ("raise KeyboardInterrupt", "1", 2, "KeyboardInterrupt"),
+        ("request.addfinalizer(lambda: pytest.exit('late', returncode=7))", "1", 7, "late"),
     ],
-    ids=["exit", "interrupt"],
+    ids=["exit", "interrupt", "exit in teardown"],
 )
 def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
     suite: BackgroundSuite, code: str, ranks: str, status: int, text: str
@@ -141,7 +142,7 @@ def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
 
         def test_first(): pass
 
-        def test_ends(rank):
+        def test_ends(rank, request):
             if str(rank) in {ranks!r}:
                 {code}
 
@@ -151,7 +152,7 @@ def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
     run = suite.run("--accel", "none")
     assert run.outcomes().get("test_first") == "PASSED"
     assert "test_never" not in run.outcomes()
-    assert run.outcomes().get("test_ends") != "PASSED"
+    assert (run.outcomes().get("test_ends") == "PASSED") is (text == "late")
     assert run.ret == status, run.text
     assert re.search(rf"{text} \(test_it.py::test_ends, rank [{ranks}] at test_it.py:10\)", run.text), run.text
 
