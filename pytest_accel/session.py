@@ -75,7 +75,7 @@ class AccelSession:
             received: Machine = pickle.loads(self.worker_input["accel_machine"])
             return received
         if (planned := planned_machine(self.config)) is not None:
-            from pytest_accel.hardware.hypothetical_machine import PretendedMachine
+            from pytest_accel.hardware.inventory import PretendedMachine
 
             kind, count = planned
             return PretendedMachine(count, kind, dict(self.settings.resources))

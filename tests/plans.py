@@ -11,8 +11,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
 from pytest_accel.features.launchers.missing_places import missing_place
 from pytest_accel.features.launchers.placement import Layout
-from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.hardware.inventory import KindSpec, Machine
+from pytest_accel.hardware.inventory import KindSpec, Machine, PretendedMachine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed

@@ -9,8 +9,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pytest_accel.hardware.cpu_limits import cgroups
-from pytest_accel.hardware.sysfs import read_text
+from pytest_accel.hardware.kernel_files import cgroups, read_text
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 
 _COUNTERS = ("memory.events", "memory.oom_control")

@@ -11,8 +11,7 @@ from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.kinds import KINDS_OF_BACKEND
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.world_key import WorldKey, backend_names
-from pytest_accel.hardware.hypothetical_machine import without_figures
-from pytest_accel.hardware.inventory import Inventory, Machine
+from pytest_accel.hardware.inventory import Inventory, Machine, without_figures
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
 from pytest_accel.pool.elsewhere import Elsewhere

@@ -10,13 +10,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_accel.core.device import Device, Vendor, is_private
+from pytest_accel.core.device import Device, DeviceNeed, Vendor, is_private
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.hardware.cpu_limits import cpu_slots
 from pytest_accel.hardware.device_order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.health import HealthVendor
+from pytest_accel.hardware.kernel_files import cpu_slots
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 
 if TYPE_CHECKING:
@@ -298,3 +298,26 @@ def grouped(devices: Sequence[Device], more: Callable[[Device], str] = lambda de
         text = f"{device.name} ({', '.join(figures)})" if figures else device.name
         counts[text] = counts.get(text, 0) + 1
     return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in counts.items())
+
+
+class PretendedMachine(Machine):
+    """A machine with `count` devices of `kind` and none of other kinds. It does not access the real machine."""
+
+    def __init__(self, count: int, kind: str, resources: Mapping[str, int] = MappingProxyType({})) -> None:
+        """See :class:`Machine` for `resources`."""
+        super().__init__(KindSpec(kind), resources=resources)
+        devices = tuple(Device(kind, f"{kind}-{number}", number, "pretended") for number in range(count))
+        self.session = Inventory(kind, devices, present=count, visible=count)
+
+    def of(self, kind: str) -> Inventory:
+        """Return the devices of `kind`."""
+        return super().of(kind) if kind in (self.session.kind, *self.resources) else Inventory(kind)
+
+
+def without_figures(need: DeviceNeed) -> DeviceNeed:
+    """Return `need` without requirements that a pretended device cannot answer: memory, capability and name.
+
+    A share in bytes becomes the whole device.
+    """
+    share = need.share if need.share is not None and need.share.bytes is None else None
+    return replace(need, memory=None, capability=None, name=None, share=share)

@@ -5,5 +5,5 @@ grants devices by a pure policy (`policy`), and excludes other sessions by the k
 daemon, and nothing that a dead session would leave locked. `leases` has the requests, in the thread of one event loop.
 
 It knows neither worlds nor ranks, and starts no process. It does not decide whether a device is healthy
-(:mod:`pytest_accel.hardware.availability` does), and never takes a lease away from a running test.
+(:mod:`pytest_accel.hardware.health` does), and never takes a lease away from a running test.
 """

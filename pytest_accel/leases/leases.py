@@ -19,9 +19,8 @@ from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
-from pytest_accel.hardware.availability import Guard
 from pytest_accel.hardware.device_order import ties
-from pytest_accel.hardware.health import HealthVendor
+from pytest_accel.hardware.health import Guard, HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import candidates, in_words, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts

@@ -154,7 +154,7 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
     The number of ``memory`` is in bytes. With ``auto``, ``memory`` and ``cores`` are what this process may use.
     """
     from pytest_accel.core.units import parse_memory
-    from pytest_accel.hardware.cpu_limits import cpu_slots, usable_memory
+    from pytest_accel.hardware.kernel_files import cpu_slots, usable_memory
     from pytest_accel.hardware.vendors.named import SMALLEST_MEMORY
 
     found: dict[str, int] = {}

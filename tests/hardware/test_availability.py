@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.availability import Guard
-from pytest_accel.hardware.health import Facts, Health, judge_all
+from pytest_accel.hardware.health import Facts, Guard, Health, judge_all
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3

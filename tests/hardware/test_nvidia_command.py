@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.torch_build import versions
+from pytest_accel.hardware.vendors.queries import versions
 
 OnMachine = Callable[..., Any]
 Findings = dict[str, list[tuple[str, str]]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
-from pytest_accel.hardware.cpu_limits import affinity, cpu_quota, usable_memory
+from pytest_accel.hardware.kernel_files import affinity, cpu_quota, usable_memory
 from pytest_accel.hardware.vendors.cpu import Cpu, split
 
 

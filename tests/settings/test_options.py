@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.kinds import kinds
-from pytest_accel.hardware.cpu_limits import cpu_slots, usable_memory
+from pytest_accel.hardware.kernel_files import cpu_slots, usable_memory
 from pytest_accel.settings import options as accel_config
 from pytest_accel.settings.options import Settings, environment_variable
 

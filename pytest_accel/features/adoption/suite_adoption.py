@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import re
 import sys
 from collections.abc import Callable, Generator
 from inspect import getattr_static
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core import marks
 from pytest_accel.core.marks import as_keywords
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import warn
-from pytest_accel.features.adoption import marker_rules
 from pytest_accel.settings.options import ADOPT, RULES
 
 HARNESS = "torch.testing._internal.common_distributed"  # Test files import it; it is looked up in `sys.modules`.
@@ -27,6 +30,53 @@ _HARNESS_IMPORT = re.compile(r"\btorch\.testing\._internal[\w.]*\b(?:common_(?:d
 """Matches the modules with torch's base classes of such tests, in the text of a test file."""
 
 
+class Rule(NamedTuple):
+    """A line of the ini setting ``accel_rules``: a pattern, and the mark for the tests that it matches."""
+
+    line: str
+    pattern: str
+    mark: pytest.MarkDecorator
+
+    def matches(self, nodeid: str, *, as_file: bool = False) -> bool:
+        """Return True if the pattern matches the test `nodeid` or a folder, file or class that contains it.
+
+        With `as_file`, return True if it may match tests in the file with this node id.
+        """
+        pattern = self.pattern.partition("::")[0] if as_file else self.pattern
+        path, _, names = nodeid.partition("::")
+        words = names.partition("[")[0].split("::") if names else ()  # The id of a parameter may have any character.
+        nodes = [*accumulate(path.split("/"), "{}/{}".format), *accumulate([path, *words], "{}::{}".format), nodeid]
+        # As in .gitignore files, a leading `**/` also matches no folder at all.
+        patterns = (pattern, pattern.removeprefix("**/"))
+        return any(node == pattern or fnmatch.fnmatchcase(node, one) for node in nodes for one in patterns)
+
+
+def parse_rule(line: str) -> Rule:
+    """Return the rule in `line`, with arguments by name, as ``-m`` compares them. Raise ValueError if it has none."""
+    pattern, _, text = (part.strip() for part in line.partition(": "))
+    try:
+        call = ast.parse(text, mode="eval").body
+        call = call if isinstance(call, ast.Call) else ast.Call(call, [], [])
+        name = ast.unparse(call.func)
+        if name == ADOPT and ast.unparse(call) == f"{ADOPT}(False)":
+            return Rule(line, pattern.removesuffix("/"), getattr(pytest.mark, ADOPT)(False))
+        if name not in ("devices", "distributed"):
+            raise ValueError(name)
+        named: dict[Any, Any] = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        decorator: pytest.MarkDecorator = getattr(pytest.mark, name)
+        mark = decorator.with_args(*map(ast.literal_eval, call.args), **named).mark
+        marks.check(mark)
+    except marks.MarkError as error:
+        raise ValueError(f"{line!r}: {error}") from None
+    except (SyntaxError, ValueError, TypeError):
+        form = (
+            f"PATTERN: devices(...), PATTERN: distributed(...) or PATTERN: {ADOPT}(False), with a space after the "
+            "colon and literal arguments"
+        )
+        raise ValueError(f"{line!r}: must be {form}") from None
+    return Rule(line, pattern.removesuffix("/"), decorator.with_args(**marks.as_keywords(mark).kwargs))
+
+
 class Adoption:
     """Adds marks to collected tests, by rules and for torch's harness. Registered as a plugin of the session."""
 
@@ -36,7 +86,7 @@ class Adoption:
         Raise ``pytest.UsageError`` for a value of the ini file that is not allowed.
         """
         try:
-            self._rules = [marker_rules.parse(line) for line in config.getini(RULES)]
+            self._rules = [parse_rule(line) for line in config.getini(RULES)]
         except ValueError as error:
             raise pytest.UsageError(f"ini option {RULES}: {error}") from None
         adopted = config.getini(ADOPT)
@@ -51,12 +101,12 @@ class Adoption:
 
     def marks_in(self, path: Path, text: str) -> set[str]:
         """Return names of the marks that tests in the file may get, judged by its path and `text` before its import."""
-        marks = {"distributed"} if self.harness and _HARNESS_IMPORT.search(text) else set()
+        found = {"distributed"} if self.harness and _HARNESS_IMPORT.search(text) else set()
         if path.is_relative_to(self._config.rootpath):
             file = path.relative_to(self._config.rootpath).as_posix()
             rules = (rule for rule in self._rules if rule.matches(file, as_file=True))
-            marks |= {rule.mark.name for rule in rules} - {ADOPT}
-        return marks
+            found |= {rule.mark.name for rule in rules} - {ADOPT}
+        return found
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:

@@ -18,7 +18,7 @@ from pytest_accel.core.units import parse_time
 from pytest_accel.features.launch.launch_commands import LAUNCHERS, Job, missing, plan
 from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, describe_exits
 from pytest_accel.features.launch.launched_process import run
-from pytest_accel.hardware.cpu_limits import affinity
+from pytest_accel.hardware.kernel_files import affinity
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.messages.role import loopback_interface
 from pytest_accel.rank.context import RANK

@@ -5,7 +5,7 @@ A plugin that collects or writes something works on rank 0, and the other ranks 
 - `rows`: data that a plugin has collected on rank 0 and the driver adds to its own, a row for each plugin.
 - `restrictions`: uses of a plugin that ranks other than 0, or all ranks, refuse.
 - `refusals`: uses of plugins that cannot work with marked tests.
-- `junit`, `allure`, `benchmark`, `snapshots`: plugins that need more.
+- `allure`, `benchmark`: plugins that need more.
 
 A module is imported only in sessions that have marked tests and have loaded its plugin. Other plugins lose the
 data of ranks; a conftest can bring them to the driver with two hooks, as docs/reference/plugins.md shows.

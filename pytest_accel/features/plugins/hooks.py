@@ -38,7 +38,7 @@ class Module(NamedTuple):
 
 
 MODULES = (
-    Module("_pytest.junitxml", "junit:in_rank", "junit:in_driver"),
+    Module("_pytest.junitxml", "rows:junit_in_rank", "rows:junit_in_driver"),
     Module("allure_pytest.plugin", "allure:in_rank", "allure:in_driver"),
     Module("approvaltests.integrations.pytest.pytest_plugin", "restrictions:approvaltests"),
     Module("inline_snapshot.pytest_plugin", "restrictions:inline_snapshot"),
@@ -47,7 +47,7 @@ MODULES = (
     Module("pytest_django.plugin", "restrictions:OwnDatabases", is_needed=True),
     Module("pytest_recording.plugin", "restrictions:pytest_recording"),
     Module("pytest_snapshot.plugin", "restrictions:pytest_snapshot", is_needed=True),
-    Module("syrupy", "syrupy:in_rank", "syrupy:InDriver", is_needed=True),
+    Module("syrupy", "restrictions:syrupy", "restrictions:SyrupyInDriver", is_needed=True),
 )
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 

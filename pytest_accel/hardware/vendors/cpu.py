@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.core.units import is_count
-from pytest_accel.hardware.cpu_limits import affinity, cpu_quota
+from pytest_accel.hardware.kernel_files import affinity, cpu_quota
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _THREADS = "OMP_NUM_THREADS"

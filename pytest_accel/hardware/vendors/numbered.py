@@ -15,8 +15,8 @@ from types import MappingProxyType
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.hardware.device_order import by_pci
+from pytest_accel.hardware.kernel_files import class_folder, nodes, numa_node, pci_address, read_number, read_text
 from pytest_accel.hardware.masks import read_devices, write_numbers
-from pytest_accel.hardware.sysfs import class_folder, nodes, numa_node, pci_address, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _RANGE = re.compile(r"\b([0-9]{1,4})-([0-9]{1,4})\b", re.ASCII)

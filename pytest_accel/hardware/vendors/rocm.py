@@ -23,8 +23,8 @@ from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.health import Facts, Health, judge, judge_all
+from pytest_accel.hardware.kernel_files import numa_node, read_number, read_text
 from pytest_accel.hardware.masks import read_devices
-from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 
 _ROCR, _HIP, _CUDA = KINDS["rocm"].masks

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
+from pytest_accel.hardware.kernel_files import numa_node, read_number
 from pytest_accel.hardware.masks import read_devices, write_numbers
-from pytest_accel.hardware.sysfs import numa_node, read_number
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _AFFINITY, _SELECTOR = KINDS["xpu"].masks

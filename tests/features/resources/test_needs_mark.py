@@ -6,7 +6,7 @@ import pytest
 
 from pytest_accel.core.marks import MarkError
 from pytest_accel.features.resources.needs_mark import leases
-from pytest_accel.hardware.hypothetical_machine import PretendedMachine
+from pytest_accel.hardware.inventory import PretendedMachine
 
 GIB = 2**30
 MACHINE = PretendedMachine(0, "sim", {"license": 2, "port-9000": 1, "memory": 101 * GIB, "cores": 4})

@@ -9,8 +9,7 @@ import pytest
 from pytest_accel.core.device import Device
 from pytest_accel.driver.item_plan import ItemPlan, Resources
 from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
-from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.hardware.inventory import Inventory, PretendedMachine
 from tests.plans import TWO_NODES, devices, distributed, plan, resources
 
 GIB = 1024**3

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_accel.hardware.cpu_limits import cpu_slots
+from pytest_accel.hardware.kernel_files import cpu_slots
 from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
