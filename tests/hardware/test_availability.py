@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_accel.core.device import Device
 from pytest_accel.hardware.health import Facts, Guard, Health, judge_all
 
-OnMachine = Callable[..., Any]
 GIB = 1024**3
 T4 = ("gpu GPU-1", "name NVIDIA T4", "pci ff00 1 0")
 WHOLE = f"memory {16 * GIB} {16 * GIB}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_accel.hardware.health import Facts, Health, judge
+from tests.hardware.conftest import OnMachine, gpu
 
-OnMachine = Callable[..., Any]
 GIB = 1024**3
 NOT_SUPPORTED = 3
 NO_PID = 2**22 + 1
@@ -43,10 +43,6 @@ devices = vendor.discover()
 health = vendor.health(devices, int(os.environ.get("SESSION", os.getpid())))
 print(json.dumps({name: [one.state, one.reason] for name, one in health.items()}))
 """
-
-
-def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
-    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {16 * GIB}", f"pci ff00 {number} 0", *more)
 
 
 @pytest.mark.parametrize(
