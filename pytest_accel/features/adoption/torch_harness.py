@@ -54,7 +54,9 @@ class HarnessInRank:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Generator[None, None, None]:
-        """Unset the variables that identify the rank, as in torch's parent process; restore the environment afterwards.
+        """Give the variables that identify the rank the session's values, as in torch's parent process.
+
+        Restore the environment afterwards.
 
         Test cases of torch set variables in their `setUp` and never unset them.
         """
@@ -70,6 +72,8 @@ class HarnessInRank:
         with mock.patch.dict(os.environ):
             for name in self._identity:
                 os.environ.pop(name, None)
+            # torch's own suite sets WORLD_SIZE for all of its files.
+            os.environ.update({name: text for name, text in self.context.inherited.items() if name in self._identity})
             return (yield)
 
     def _run(self, case: Any, function: Any) -> None:
