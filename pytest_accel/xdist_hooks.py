@@ -32,8 +32,6 @@ class XdistHooks:
         Each worker sees all of the session's devices, and another device first.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
-        from pytest_accel.hardware.masks import rotate
-
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
                 spec.env.update(for_worker(config, {**os.environ, **spec.env}))
@@ -43,7 +41,7 @@ class XdistHooks:
             return
         vendor = machine.vendor(machine.session.kind)
         for number, spec in enumerate(specs):
-            changes = vendor.mask(rotate(devices, number), {})
+            changes = vendor.mask((*devices[number % len(devices) :], *devices[: number % len(devices)]), {})
             spec.env.update({name: value for name, value in changes.items() if value is not None})
 
     @pytest.hookimpl(optionalhook=True)

@@ -59,7 +59,7 @@ def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tupl
     if order.how == "pci":
         return by_pci(devices)
     if order.how == "free":
-        return tuple(sorted(devices, key=_free, reverse=True))
+        return tuple(sorted(devices, key=lambda device: device.memory_free or -1, reverse=True))
     if order.how == "near":
         return by_nearness(devices)
     first = select(order.ids, devices, "--accel-order")
@@ -122,14 +122,17 @@ def by_nearness(devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(chain)
 
 
-def _free(device: Device) -> int:
-    return -1 if device.memory_free is None else device.memory_free
-
-
 def linked(one: Device, other: Device) -> float:
     """Return how close two devices are: the sum of the weights of their links."""
-    links = sum(_LINK_WEIGHTS[link.via] for link in one.links if link.peer == other.id)
-    return links + _LINK_WEIGHTS["numa"] * _same_numa_node(one, other)
+    return sum(_LINK_WEIGHTS[via] for via in _links(one, other))
+
+
+def _links(one: Device, other: Device) -> list[Near]:
+    """Return the kinds of the links between two devices. A common NUMA node is a link."""
+    found: list[Near] = [link.via for link in one.links if link.peer == other.id]
+    if one.numa is not None and one.numa == other.numa:
+        found.append("numa")
+    return found
 
 
 def ties(devices: Sequence[Device], near: Near | None) -> tuple[tuple[str, str, float], ...]:
@@ -139,22 +142,9 @@ def ties(devices: Sequence[Device], near: Near | None) -> tuple[tuple[str, str, 
     """
 
     def weight(one: Device, other: Device) -> float:
-        preferred = _SAME_MODEL_WEIGHT * _same_model(one, other) + _NEAR_WEIGHT * _has_link(one, other, near)
+        same_model = (one.name, one.memory, one.capability) == (other.name, other.memory, other.capability)
+        preferred = _SAME_MODEL_WEIGHT * same_model + _NEAR_WEIGHT * (near in _links(one, other))
         return linked(one, other) + preferred
 
     found = tuple((one.id, other.id, weight(one, other)) for one, other in combinations(devices, 2))
     return found if len({value for _, _, value in found}) > 1 else ()
-
-
-def _same_model(one: Device, other: Device) -> bool:
-    return (one.name, one.memory, one.capability) == (other.name, other.memory, other.capability)
-
-
-def _same_numa_node(one: Device, other: Device) -> bool:
-    return one.numa is not None and one.numa == other.numa
-
-
-def _has_link(one: Device, other: Device, near: Near | None) -> bool:
-    if near == "numa":
-        return _same_numa_node(one, other)
-    return near is not None and any(link.peer == other.id and link.via == near for link in one.links)

@@ -133,13 +133,7 @@ class Machine:
         if kind not in self.resources:
             check_kind(kind)
         if kind not in self._vendors:
-            argument = self.argument(kind)
-            try:
-                self._vendors[kind] = make_vendor(kind, argument)
-            except ValueError as error:
-                if argument is None:
-                    raise VendorError(str(error)) from error
-                raise
+            self._vendors[kind] = make_vendor(kind, self.argument(kind))
         return self._vendors[kind]
 
     def argument(self, kind: str) -> str | None:

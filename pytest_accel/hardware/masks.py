@@ -1,4 +1,4 @@
-"""Parsing and writing of plain visibility masks. Only runtimes read other masks, see `BaseVendor.ask`."""
+"""Parsing and writing of plain visibility masks. Only runtimes read other masks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,3 @@ def read_devices(text: str, devices: Sequence[Device]) -> tuple[Device, ...] | N
     entries = read_list(text, by_name)
     found = None if entries is None else tuple(by_name[entry] for entry in entries)
     return None if found is None or len({*found}) < len(found) else found
-
-
-def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:
-    """Return `devices`, rotated so that number `n` is first: each worker gets all, and starts with another device."""
-    start = n % len(devices) if devices else 0
-    return (*devices[start:], *devices[:start])

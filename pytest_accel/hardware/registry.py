@@ -16,8 +16,8 @@ class VendorError(ValueError):
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     """Return a new vendor of `kind`, which `check_kind` must accept, or of a named resource with `argument` devices.
 
-    Raise ValueError if the vendor does not allow `argument`, and :class:`VendorError` if a published kind cannot be
-    loaded, is not a vendor, or is published twice.
+    Raise ValueError if the vendor does not allow `argument`, and :class:`VendorError` if a published kind needs an
+    argument, cannot be loaded, is not a vendor, or is published twice.
     """
     if facts := KINDS.get(kind):
         if argument is not None and not facts.argument:
@@ -36,7 +36,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     try:
         made = points[0].load()(argument)
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
+        raise (VendorError if argument is None else ValueError)(f"{source}: {error}") from error
     except Exception as error:
         raise VendorError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
     names = sorted(name for name in {**Vendor.__annotations__, **vars(Vendor)} if not name.startswith("_"))

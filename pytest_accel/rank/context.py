@@ -57,6 +57,8 @@ class RankContext:
         self.signed_store: SignedStore | None = None
         """The same store, for values that only ranks of this world can have written."""
         self.default_group: ProcessGroup | None = None
+        self.inherited: dict[str, str] = {}
+        """The environment that the session has, before pytest-accel sets variables for this rank."""
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None if it has unset the variable."""
         self.operations = Operations(lambda: self.in_call)

@@ -117,6 +117,7 @@ def _held(context: RankContext) -> str:
 def _set_environment(context: RankContext, port: int | None) -> None:
     """Set the mask, the rank's identity, its number of threads and the mark's ``env``; record all in the context."""
     spec, rank = context.spec, context.rank
+    context.inherited = dict(os.environ)
     changes: dict[str, str | None] = dict(context.session.hidden)
     changes[HELD] = _held(context) if context.visible_devices else None
     if context.visible_devices or spec.key.kind != "cpu":

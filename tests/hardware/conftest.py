@@ -16,6 +16,12 @@ from tests.hardware import fake_driver
 
 OnMachine = Callable[..., Any]
 Run = Callable[..., list[str]]
+_GIB = 1024**3
+
+
+def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
+    """Return the facts of a GPU. No real device is in its PCI domain."""
+    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * _GIB} {15 * _GIB}", f"pci ff00 {number} 0", *more)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,12 +163,6 @@ def test_another_kind_ignores_the_device_names_of_the_session() -> None:
     assert slots.notes == ()
     # Without --accel sim:N there are none.
     assert _machine("cpu:2").of("sim").devices == ()
-
-
-def test_a_topology_file_is_found_after_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "m.toml").write_text("[[device]]\nname = 'x'\n")
-    monkeypatch.chdir(tmp_path)
-    assert describe(_machine("sim:m.toml").session) == "accel: sim, 1 device: x"
 
 
 TOY = KindFacts("toy")

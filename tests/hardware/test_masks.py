@@ -1,15 +1,13 @@
-"""Tests of plain masks, and of the distribution of devices to workers."""
+"""Tests of plain masks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import read_devices, rotate, write_mask
+from pytest_accel.hardware.masks import read_devices, write_mask
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors import cuda
 
@@ -76,11 +74,3 @@ def test_a_list_of_ids_and_numbers_selects_devices(text: str, seen: str | None) 
     devices = [Device(kind="sim", id=f"sim-{index}", index=index, name="sim") for index in range(3)]
     left = read_devices(text, devices)
     assert (None if left is None else write_mask(left)) == seen
-
-
-@given(st.integers(0, 20), st.integers(0, 4))
-def test_rotation_gives_each_worker_all_devices_with_a_different_first_one(worker: int, count: int) -> None:
-    devices = [_gpu(f"GPU-{number}") for number in range(count)]
-    rotated = rotate(devices, worker)
-    assert sorted(rotated, key=lambda device: device.id) == devices
-    assert list(rotated[:1]) == (devices[worker % count :][:1] if count else [])

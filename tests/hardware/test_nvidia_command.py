@@ -6,13 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_accel.hardware.vendors.queries import versions
+from tests.hardware.conftest import OnMachine, gpu
 
-OnMachine = Callable[..., Any]
 Findings = dict[str, list[tuple[str, str]]]
 GIB = 1024**3
 
@@ -30,10 +29,6 @@ findings = check(Settings(accel=ACCEL, preload=("not_there",)))
 assert not {"torch", "numpy"} & sys.modules.keys()
 print(json.dumps([(one.check, one.state, one.what) for one in findings]))
 """
-
-
-def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
-    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {15 * GIB}", f"pci 0 {number} 0", *more)
 
 
 PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "nvlink 1"), *gpu(2, "capability 7 5"))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.cuda import Cuda
-
-OnMachine = Callable[..., Any]
+from tests.hardware.conftest import OnMachine
 
 NO_PERMISSION, NOT_SUPPORTED, UNKNOWN = 4, 3, 999
 GIB = 1024**3

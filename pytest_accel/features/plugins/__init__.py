@@ -7,6 +7,7 @@ A plugin that collects or writes something works on rank 0, and the other ranks 
 - `refusals`: uses of plugins that cannot work with marked tests.
 - `allure`, `benchmark`: plugins that need more.
 
-A module is imported only in sessions that have marked tests and have loaded its plugin. Other plugins lose the
-data of ranks; a conftest can bring them to the driver with two hooks, as docs/reference/plugins.md shows.
+These modules are imported only in sessions that have marked tests, and import no plugin before it is loaded. Other
+plugins lose the data of ranks; a conftest can bring them to the driver with two hooks, as docs/reference/plugins.md
+shows.
 """

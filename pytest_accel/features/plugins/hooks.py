@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
 from pytest_accel.core.plugin_roles import module_of
 from pytest_accel.core.terminal_lines import warn
-from pytest_accel.features.plugins import refusals
-from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE
+from pytest_accel.features.plugins import allure, benchmark, refusals, restrictions, rows
 from pytest_accel.messages.rank_data import OWN_PREFIX
 from pytest_accel.rank.context import RANK
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Module(NamedTuple):
-    """The functions for a plugin that needs more than a row, ``MODULE:NAME``; empty: none.
+    """The functions for a plugin that needs more than a row.
 
     Each is called with `config` and returns an object to register with pytest, or None. The object of a rank may have a
     method ``send(item, report)``, which returns a dict of plain data for the driver, or None. That of the driver has
@@ -31,23 +29,23 @@ class Module(NamedTuple):
 
     plugin: str
     """Its name (`refusals.registered_name`)."""
-    in_rank: str = ""
-    in_driver: str = ""
+    in_rank: Callable[[pytest.Config], object | None]
+    in_driver: Callable[[pytest.Config], object | None] = lambda config: None
     is_needed: bool = False
     """True if marked tests must not run with an unknown release: all ranks would write the same files."""
 
 
 MODULES = (
-    Module("_pytest.junitxml", "rows:junit_in_rank", "rows:junit_in_driver"),
-    Module("allure_pytest.plugin", "allure:in_rank", "allure:in_driver"),
-    Module("approvaltests.integrations.pytest.pytest_plugin", "restrictions:approvaltests"),
-    Module("inline_snapshot.pytest_plugin", "restrictions:inline_snapshot"),
-    Module("pytest_benchmark.plugin", "benchmark:in_rank", "benchmark:in_driver"),
-    Module("pytest_dependency", "restrictions:pytest_dependency"),
-    Module("pytest_django.plugin", "restrictions:OwnDatabases", is_needed=True),
-    Module("pytest_recording.plugin", "restrictions:pytest_recording"),
-    Module("pytest_snapshot.plugin", "restrictions:pytest_snapshot", is_needed=True),
-    Module("syrupy", "restrictions:syrupy", "restrictions:SyrupyInDriver", is_needed=True),
+    Module("_pytest.junitxml", rows.junit),
+    Module("allure_pytest.plugin", allure.in_rank, allure.in_driver),
+    Module("approvaltests.integrations.pytest.pytest_plugin", restrictions.approvaltests),
+    Module("inline_snapshot.pytest_plugin", restrictions.inline_snapshot),
+    Module("pytest_benchmark.plugin", benchmark.in_rank, benchmark.in_driver),
+    Module("pytest_dependency", restrictions.pytest_dependency),
+    Module("pytest_django.plugin", restrictions.OwnDatabases, is_needed=True),
+    Module("pytest_recording.plugin", restrictions.pytest_recording),
+    Module("pytest_snapshot.plugin", restrictions.pytest_snapshot, is_needed=True),
+    Module("syrupy", restrictions.syrupy, restrictions.SyrupyInDriver, is_needed=True),
 )
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -98,23 +96,24 @@ def _plugins(
     config: pytest.Config, side: Literal["in_rank", "in_driver"], is_loaded: Callable[[str], object]
 ) -> Iterator[object]:
     """Yield what a rank or the driver registers with pytest."""
-    for row in (*MODULES, *ROWS):
+    for row in rows.ROWS:
         if is_loaded(row.plugin):
-            part: Any = row
-            problem = None
-            if isinstance(row, Module):
-                name = getattr(row, side)
-                try:
-                    part = resolve_name(f"{__package__}.{name}")(config) if name else None
-                except UNKNOWN_RELEASE as error:
-                    if row.is_needed:
-                        text = f"{_unknown(row.plugin, error)}, with which ranks would write the same files"
-                        option = f"-p no:{refusals.registered_name(config, row.plugin)}"
-                        raise pytest.UsageError(f"{text}: switch it off with {option}") from None
-                    part, problem = None, error
-                if part is not None:
-                    yield part
-            yield _Passing(row.plugin, part, problem)
+            yield _Passing(row.plugin, row, None)
+    for module in MODULES:
+        if not is_loaded(module.plugin):
+            continue
+        part = problem = None
+        try:
+            part = getattr(module, side)(config)
+        except rows.UNKNOWN_RELEASE as error:
+            if module.is_needed:
+                text = f"{_unknown(module.plugin, error)}, with which ranks would write the same files"
+                option = f"-p no:{refusals.registered_name(config, module.plugin)}"
+                raise pytest.UsageError(f"{text}: switch it off with {option}") from None
+            problem = error
+        if part is not None:
+            yield part
+        yield _Passing(module.plugin, part, problem)
 
 
 def _unknown(plugin: str, error: Exception) -> str:
@@ -146,7 +145,7 @@ class _Passing:
             if self._problem is not None:
                 raise self._problem
             return None if function is None else function(*arguments)
-        except UNKNOWN_RELEASE as error:
+        except rows.UNKNOWN_RELEASE as error:
             if not self._has_warned:
                 self._has_warned = True
                 text = _unknown(self._plugin, error)

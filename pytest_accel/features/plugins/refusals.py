@@ -36,9 +36,11 @@ def _is_given(config: pytest.Config, *flags: str) -> bool:
     return any(str(word).partition("=")[0] in flags for word in words)
 
 
-def _given(*flags: str) -> Condition:
-    """Return the condition that one of the options `flags` is given."""
-    return lambda config, items: _is_given(config, *flags)
+def _given(*flags: str, ini: Sequence[str] = (), mark: str | None = None) -> Condition:
+    """Return the condition that one of the options `flags` or settings `ini` is given, and that a test has `mark`."""
+    return lambda config, items: (
+        (_is_given(config, *flags) or any(map(config.inicfg.get, ini))) and (mark is None or _any_has(items, mark))
+    )
 
 
 def _in_several_ranks(condition: Condition) -> Condition:
@@ -53,13 +55,6 @@ def _in_several_ranks(condition: Condition) -> Condition:
 
 def _any_has(items: Sequence[pytest.Item], *marks: str) -> bool:
     return any(item.get_closest_marker(mark) for item in items for mark in marks)
-
-
-def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    """Return whether pytest-mpl generates files, or has a folder for results. By default each rank has a folder."""
-    flags = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
-    settings = map(config.inicfg.get, ("mpl-generate-summary", "mpl-results-path"))
-    return (_is_given(config, *flags) or any(settings)) and _any_has(items, "mpl_image_compare")
 
 
 def _changes_source(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -83,8 +78,8 @@ def _isolates(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
         return False  # pytest-isolate turns itself off next to these two plugins.
     limits = ("isolate_timeout", "isolate_mem_limit", "isolate_cpu_limit")
     flags = ("--isolate", "--forked", *(f"--{limit.replace('_', '-')}" for limit in limits))
-    isolates = _is_given(config, *flags) or any(map(config.inicfg.get, limits))
-    return (isolates or _any_has(items, "isolate", "forked", "timeout")) and not _is_given(config, "--no-isolate")
+    isolates = _given(*flags, ini=limits)(config, items) or _any_has(items, "isolate", "forked", "timeout")
+    return isolates and not _is_given(config, "--no-isolate")
 
 
 def _measures_memory(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -112,6 +107,7 @@ class Refusal(NamedTuple):
 
 _ARRAYS = "--arraydiff-generate-path"
 _FORCED = ("--force-regen", "--regen-all")
+_IMAGES = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
 _FILES = "would have each rank of a marked test write the same files"
 _INLINE, _MINUTES = "inline_snapshot.pytest_plugin", "--flake-max-minutes"
 _ORDER = "--error-on-failed-ordering"
@@ -120,7 +116,7 @@ _TESTMON = tuple(f"--testmon{rest}" for rest in ("", "-forceselect", "-noselect"
 REFUSALS = (
     Refusal(
         "pytest_arraydiff.plugin",
-        _in_several_ranks(lambda config, items: _is_given(config, _ARRAYS) and _any_has(items, "array_compare")),
+        _in_several_ranks(_given(_ARRAYS, mark="array_compare")),
         f"{_ARRAYS} {_FILES}",
     ),
     Refusal("pytest_examples", _given("--update-examples"), f"--update-examples {_FILES}"),
@@ -129,7 +125,11 @@ REFUSALS = (
         _in_several_ranks(lambda config, items: config.option.insta in ("record", "review", "update")),
         f"--insta=update, record and review {_FILES}",
     ),
-    Refusal("pytest_mpl.plugin", _writes_images, f"a folder of pytest-mpl for images or results {_FILES}"),
+    Refusal(
+        "pytest_mpl.plugin",  # By default each rank has a folder for its results.
+        _given(*_IMAGES, ini=("mpl-generate-summary", "mpl-results-path"), mark="mpl_image_compare"),
+        f"a folder of pytest-mpl for images or results {_FILES}",
+    ),
     Refusal("pytest_regressions.plugin", _in_several_ranks(_given(*_FORCED)), f"{' and '.join(_FORCED)} {_FILES}"),
     Refusal(_INLINE, _changes_source, "inline-snapshot's create, fix, trim and update do not work for tests in ranks"),
     Refusal(

@@ -78,6 +78,41 @@ def _add_scenario(item: pytest.Item, report: pytest.TestReport, scenario: Any) -
     _scenarios()[report] = named("pytest_bdd.reporting", "ReportContext")(scenario=scenario, name=item.name)
 
 
+def junit(config: pytest.Config) -> object | None:
+    """Make the log in which rank 0 records for ``--junitxml``; return the plugin that ends it, or None without a log.
+
+    pytest has no log in xdist workers: what tests record is lost there, without a warning.
+    """
+    arguments = config.known_args_namespace
+    distributed = getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None)
+    return None if config.stash[RANK].rank or distributed or make_junit_log(config) is None else _JunitLog()
+
+
+class _JunitLog:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        forget_junit_log(config)  # pytest's plugin would unregister the log a second time.
+
+
+def _junit_data(item: pytest.Item, report: pytest.TestReport) -> Any:
+    log = junit_log(item.config)
+    if log is None or report.when != "teardown":
+        return None
+    attributes = [pair for reporter in log.node_reporters_ordered for pair in reporter.attrs.items()]
+    properties, log.global_properties = log.global_properties, []
+    log.node_reporters.clear()
+    log.node_reporters_ordered.clear()
+    return {"attributes": attributes, "properties": properties} if attributes or properties else None
+
+
+def _add_junit_data(item: pytest.Item, report: pytest.TestReport, data: dict[str, Any]) -> None:
+    if (log := junit_log(item.config)) is not None:
+        for name, value in data["attributes"]:
+            log.node_reporter(report).add_attribute(name, value)
+        for name, value in data["properties"]:
+            log.add_global_property(name, value)
+
+
 _EXTRAS = "pytest_html.fixtures", "extras_stash_key"
 ROWS = (
     Row(
@@ -96,49 +131,5 @@ ROWS = (
         lambda item, report, extras: vars(report).update(extras=[*getattr(report, "extras", ()), *extras]),
     ),
     Row("pytest_jsonreport.plugin", _json_data, _add_json_data),
+    Row("_pytest.junitxml", _junit_data, _add_junit_data),
 )
-
-
-def junit_in_rank(config: pytest.Config) -> object | None:
-    """Return the plugin that sends the data recorded on rank 0; None if no file would contain it."""
-    arguments = config.known_args_namespace
-    if getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None):
-        return None  # pytest has no junit log in xdist workers: recorded data is lost there, without a warning.
-    return _junit(config, make_junit_log(config))
-
-
-def junit_in_driver(config: pytest.Config) -> object | None:
-    """Return the plugin that adds this data to the file; None if this process writes none."""
-    return _junit(config, junit_log(config))
-
-
-def _junit(config: pytest.Config, log: Any) -> object | None:
-    return None if log is None else _Junit(log, config.stash.get(RANK, None))
-
-
-class _Junit:
-    """Sends the records of fixtures in the `log` of a rank, or adds them to the log of the driver."""
-
-    def __init__(self, log: Any, rank: Any) -> None:
-        self._log, self._rank = log, rank
-
-    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
-        if report.when != "teardown":
-            return None
-        attributes = [pair for reporter in self._log.node_reporters_ordered for pair in reporter.attrs.items()]
-        properties, self._log.global_properties = self._log.global_properties, []
-        self._log.node_reporters.clear()
-        self._log.node_reporters_ordered.clear()
-        of_rank_0 = self._rank is not None and self._rank.rank == 0 and (attributes or properties)
-        return {"attributes": attributes, "properties": properties} if of_rank_0 else None
-
-    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
-        for name, value in sent[0]["attributes"]:
-            self._log.node_reporter(report).add_attribute(name, value)
-        for name, value in sent[0]["properties"]:
-            self._log.add_global_property(name, value)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        if self._rank is not None:
-            forget_junit_log(config)  # pytest's plugin would unregister the log a second time.

@@ -648,22 +648,17 @@ def test_without_a_server_multiprocessing_starts_the_processes(suite: Background
 CLASSES = """
     import os
 
-    import pytest
     import torch
     import torch.distributed as dist
-    from torch.testing._internal.common_distributed import (
-        MultiProcContinuousTest, MultiThreadedTestCase, skip_if_lt_x_gpu
-    )
+    from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiThreadedTestCase
+
+
+    def devices():
+        return len(os.environ["SIM_VISIBLE_DEVICES"].split(","))
 
 
     class TestContinuous(MultiProcContinuousTest):
-        @property
-        def world_size(self):
-            return 2
-
-        @world_size.setter
-        def world_size(self, value):
-            pass
+        world_size = 2
 
         @classmethod
         def backend_str(cls):
@@ -676,63 +671,31 @@ CLASSES = """
         def test_1_sum(self):
             total = torch.ones(1)
             dist.all_reduce(total)
-            assert total.item() == 2
-            type(self).pid = os.getpid()
-
-        @skip_if_lt_x_gpu(8)
-        def test_2_skips_by_exit_code(self):
-            pass
-
-        def test_3_in_the_same_processes(self):
-            assert self.pid == os.getpid() and self.rank == dist.get_rank()
-            assert len(os.environ.get("SIM_VISIBLE_DEVICES", ",").split(",")) == 2
-
-        def test_4_fails(self):
-            assert self.rank == 0
-
-
-    class TestLeased(TestContinuous):
-        pass
-
-
-    class TestThreaded(MultiThreadedTestCase):
-        @property
-        def world_size(self):
-            return 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_threads()
-
-        def test_1_threads(self):
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            assert total.item() == 2
+            assert total.item() == 2 and devices() == 2
 
         def test_2_fails(self):
             assert self.rank == 0
 
 
-    class TestThreadedOnDevices(TestThreaded):
+    class TestThreads(MultiThreadedTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
         def test_3_leased(self):
-            assert len(os.environ["SIM_VISIBLE_DEVICES"].split(",")) == 2
+            assert devices() == 2
 """
 
 
-def test_newer_harnesses_of_torch_have_their_verdicts(suite: BackgroundSuite) -> None:
-    """Their processes are spawned once for each class, and their threads belong to one process."""
+def test_torch_starts_the_processes_of_a_class_with_a_mark_for_devices(suite: BackgroundSuite) -> None:
+    """Its processes are spawned once for the class, and share its devices."""
     pytest.importorskip("expecttest")  # torch.testing._internal imports it.
-    rules = "accel_rules =\n    **::TestLeased: devices(2)\n    **::TestThreadedOnDevices: devices(2)\n"
+    rules = "accel_rules =\n    test_classes.py: devices(2)\n"
     suite.write("pytest.ini", INI.replace("= spawn", "= torch spawn").replace("error", "error\n    ignore") + rules)
     suite.write("test_classes.py", CLASSES)
-    run = suite.run("-rs")
-    for name in ("TestContinuous", "TestLeased"):
-        tests = ("1_sum", "2_skips_by_exit_code", "3_in_the_same_processes", "4_fails")
-        assert [run.result(f"{name}::test_{test}") for test in tests] == ["PASSED", "SKIPPED", "PASSED", "FAILED"]
-    for name in ("TestThreaded", "TestThreadedOnDevices"):
-        assert run.result(f"{name}::test_1_threads") == "PASSED"
-        assert run.result(f"{name}::test_2_fails") == "FAILED"
-    assert run.result("TestThreadedOnDevices::test_3_leased") == "PASSED"
+    suite.run().expect({"test_1_sum": "PASSED", "test_2_fails": "FAILED", "test_3_leased": "PASSED"})
 
 
 def test_coverage_measures_spawned_processes(suite: BackgroundSuite) -> None:
