@@ -1,4 +1,4 @@
-"""Parsing and writing of plain visibility masks. Only runtimes read other masks."""
+"""Parsing and writing of plain visibility masks. Only runtimes read other masks, see `BaseVendor.ask`."""
 
 from __future__ import annotations
 

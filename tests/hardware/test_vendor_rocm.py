@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,22 +98,58 @@ def test_a_machine_without_kfd_has_no_gpus_and_a_broken_node_is_left_out_with_a_
     [({}, [2, 1, 0]), ({ROCR: "2,0"}, [2, 0]), ({ROCR: f"{IDS[1]},0"}, [1, 0]),
      ({CUDA: "2"}, [2]), ({HIP: "", CUDA: "0"}, []), ({HIP: "-1", ROCR: "0,1"}, []), ({HIP: "1", CUDA: "0"}, [1])],
 )  # fmt: skip
-def test_a_single_list_of_ids_and_numbers_is_read(machine: Path, environ: dict[str, str], left: list[int]) -> None:
+def test_a_single_list_of_ids_and_numbers_is_read_without_torch(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], left: list[int]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "absent")
     vendor = _rocm(machine)
     assert [device.index for device in vendor.visible(vendor.discover(), environ)] == left
     assert vendor.notes == ()
 
 
+FAKE_TORCH = """
+import os
+from types import SimpleNamespace
+uuids = os.environ["UUIDS"].split()
+cuda = SimpleNamespace(
+    device_count=lambda: len(uuids),
+    get_device_properties=lambda index: SimpleNamespace(uuid=uuids[index]),
+)
+"""
+
+
 @pytest.mark.parametrize(
     "environ", [{ROCR: "0x1"}, {ROCR: "0,9"}, {ROCR: "GPU-a"}, {HIP: "01"}, {ROCR: "2,1", HIP: "1"}]
 )
-def test_no_device_is_used_with_other_masks(machine: Path, environ: dict[str, str]) -> None:
+def test_torch_is_asked_for_the_meaning_of_other_masks(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    monkeypatch.syspath_prepend(tmp_path)
     vendor = _rocm(machine)
-    assert vendor.visible(vendor.discover(), environ) == ()
-    shown = " ".join(f"{name}={text!r}" for name, text in sorted(environ.items()))
-    assert vendor.notes == (f"no device is used: {shown} is no single list of ids and numbers",)
-    # Nothing is said on a machine without such devices.
-    assert _rocm().visible((), environ) == ()
+    devices = vendor.discover()
+    uuids = [(digit * 16).encode().hex() for digit in "ca"]
+    assert vendor.visible(devices, {**environ, "UUIDS": " ".join(uuids)}) == (devices[0], devices[2])
+
+
+def test_no_device_is_used_if_torch_does_not_say_what_it_sees(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    answers: dict[str | None, dict[str, str]] = {
+        None: {"UUIDS": ""},
+        "does not say which devices it sees": {"UUIDS": "3"},
+        "does not answer: KeyError: 'UUIDS'": {},
+    }
+    for why, uuids in answers.items():
+        vendor = _rocm(machine)
+        assert vendor.visible(vendor.discover(), {ROCR: "2,1", HIP: "1", **uuids}) == ()
+        values = "HIP_VISIBLE_DEVICES='1' ROCR_VISIBLE_DEVICES='2,1'"
+        note = f"no device is used: only torch can read {values}, and it {why}"
+        assert vendor.notes == ((note,) if why else ())
+    # Nobody is asked on a machine without such devices.
+    assert _rocm(tmp_path).visible((), {ROCR: "GPU-a"}) == ()
 
 
 def test_masks_are_ids_and_numbers_of_rocr_alone(machine: Path) -> None:

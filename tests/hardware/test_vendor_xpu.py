@@ -205,19 +205,3 @@ def test_torch_is_asked_for_the_meaning_of_other_masks(
     # torch sees a card once for each of its tiles.
     uuids = "86800549000001000300000000000000 8680d50b2f0000001800000000000000 8680d50b2f0000001800000000000001"
     assert _ids(vendor.visible(devices, {**environ, "UUIDS": uuids})) == [DG1, MAX]
-
-
-@pytest.mark.parametrize(
-    ("uuids", "why"),
-    [("", None), ("-", "does not say which devices it sees"), (None, "does not answer: KeyError: 'UUIDS'")],
-)
-def test_no_device_is_used_if_torch_does_not_say_what_it_sees(
-    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuids: str | None, why: str | None
-) -> None:
-    (tmp_path / "torch.py").write_text(FAKE_TORCH)
-    monkeypatch.syspath_prepend(tmp_path)
-    vendor = _xpu(machine)
-    devices = vendor.discover()
-    assert vendor.visible(devices, {AFFINITY: "0", **({} if uuids is None else {"UUIDS": uuids})}) == ()
-    note = f"no device is used: only torch can read ZE_AFFINITY_MASK='0', and it {why}"
-    assert vendor.notes[1:] == ((note,) if why else ())

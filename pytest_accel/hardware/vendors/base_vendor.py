@@ -12,7 +12,13 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.device_order import by_figures
-from pytest_accel.hardware.vendors.queries import lacks
+from pytest_accel.hardware.vendors.queries import ask_torch, lacks
+
+_SEEN = """
+import os
+from pytest_accel.hardware.registry import make_vendor
+answer = make_vendor({kind!r}).seen(os.environ)
+"""
 
 
 class BaseVendor:
@@ -75,6 +81,24 @@ class BaseVendor:
                 importlib.import_module(name)
         count = pkgutil.resolve_name(self.facts.counter or f"torch:{self.facts.torch_type}.device_count")()
         return [f"{self.facts.torch_type}:{index}" for index in range(count)]
+
+    def ask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """Return the `devices` that a short process with `environ` sees (`seen`), in its order.
+
+        Return no device, with a note, if the process does not answer, or does not say which devices it sees (``?``).
+        """
+        if not devices:
+            return ()
+        by_id = {device.id: device for device in devices}
+        try:
+            seen = ask_torch(_SEEN.format(kind=self.kind), environ)
+            why = "does not say which devices it sees"
+        except OSError as error:
+            seen, why = ["?"], f"does not answer: {error}"
+        if "?" in seen:
+            self.note(f"no device is used: only torch can read {self.shown(environ)}, and it {why}")
+            return ()
+        return tuple(by_id[name] for name in dict.fromkeys(seen) if name in by_id)
 
     def note(self, text: str) -> None:
         """Add `text` to the notes, once."""

@@ -82,8 +82,7 @@ class Rocm(BaseVendor):
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the devices that the masks leave; CUDA's mask is read only if HIP's is not set at all.
 
-        Return no device, with a note, unless they are a single list of whole ids and numbers: HIP's numbers count what
-        ROCR's mask leaves, in an order that HIP may not keep.
+        A single list of whole ids and numbers is read here; for anything else, torch is asked in a short process.
         """
         names = (_ROCR, _HIP if _HIP in environ else _CUDA)
         lists = [read_devices(environ[name], devices) for name in names if name in environ]
@@ -91,11 +90,7 @@ class Rocm(BaseVendor):
             return tuple(devices)
         if () in lists:
             return ()
-        if len(lists) == 1 and lists[0] is not None:
-            return lists[0]
-        if devices:
-            self.note(f"no device is used: {self.shown(environ)} is no single list of ids and numbers")
-        return ()
+        return lists[0] if len(lists) == 1 and lists[0] is not None else self.ask(devices, environ)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return ROCR's mask alone, with ids, or ROCR's numbers for GPUs without an id."""

@@ -17,17 +17,11 @@ from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.kernel_files import numa_node, read_number
 from pytest_accel.hardware.masks import read_devices, write_numbers
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.hardware.vendors.queries import ask_torch
 
 _AFFINITY, _SELECTOR = KINDS["xpu"].masks
 _HIERARCHY, _PCI_ORDER = "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _ONLY_TORCH_READS = (_PCI_ORDER, _SELECTOR, "SYCL_DEVICE_ALLOWLIST")
 """Variables with a language of their own each, which only Intel's runtimes read."""
-_SEEN = """
-import os
-from pytest_accel.hardware.registry import make_vendor
-answer = make_vendor("xpu").seen(os.environ)
-"""
 _INTEL = 0x8086
 # intel-gpu-tools (lib/igt_device_scan.h): an integrated GPU always has this address.
 _INTEGRATED = "0000:00:02.0"
@@ -76,23 +70,8 @@ class Xpu(BaseVendor):
             # By default, the numbers count tiles.
             left = read_devices(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
         if left is None or any(environ.get(name) for name in _ONLY_TORCH_READS):
-            return self._ask(devices, environ)
+            return self.ask(devices, environ)
         return tuple(sorted(left, key=lambda device: device.index))
-
-    def _ask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the `devices` that torch sees in a short process with `environ`, in its order.
-
-        Return no device, with a note, if it does not answer, or does not say which devices it sees (``?``).
-        """
-        by_id = {device.id: device for device in devices}
-        try:
-            seen, why = ask_torch(_SEEN, environ) if devices else [], "does not say which devices it sees"
-        except OSError as error:
-            seen, why = ["?"], f"does not answer: {error}"
-        if "?" in seen:
-            self.note(f"no device is used: only torch can read {self.shown(environ)}, and it {why}")
-            return ()
-        return tuple(by_id[name] for name in dict.fromkeys(seen) if name in by_id)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order."""
