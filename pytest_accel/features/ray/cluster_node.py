@@ -51,13 +51,12 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
 
 
 def run(actor: int) -> None:
-    """Run the agent in this process, a child of the process `actor`, and exit. Standard input has the `Invitation`."""
+    """Join the session of the `Invitation` on standard input, serve its controller until that exits, and exit.
+
+    This process is a child of the process `actor`.
+    """
     prctl.die_with_parent(actor)
-    sys.exit(serve(decode(sys.stdin.buffer.read(), Invitation)))
-
-
-def serve(invitation: Invitation) -> int:
-    """Join the session, and serve the controller until it exits; return the exit status."""
+    invitation = decode(sys.stdin.buffer.read(), Invitation)
     # Ray's processes ignore SIGCHLD, which programs inherit: this process would not learn how its children end.
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -71,9 +70,8 @@ def serve(invitation: Invitation) -> int:
     except ConnectionError as error:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
-        print(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}", file=sys.stderr)
-        return 1
-    return serve_driver(link)
+        sys.exit(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}")
+    sys.exit(serve_driver(link))
 
 
 _PACKAGES = ("pytest-accel", "pytest", "torch")
