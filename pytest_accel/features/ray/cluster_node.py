@@ -12,7 +12,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from importlib import metadata
 
@@ -90,9 +90,11 @@ def suite_code(rootdir: str) -> dict[str, str]:
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-    for path in _python_files(rootdir):
-        with suppress(OSError), open(path, "rb") as file:  # The file may have been deleted, or be unreadable.
-            found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
+    for folder, folders, names in os.walk(rootdir):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CODE]
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            with suppress(OSError), open(path, "rb") as file:  # The file may have been deleted, or be unreadable.
+                found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
     return found
 
 
@@ -113,9 +115,3 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
 
 def _is_file(name: str) -> bool:
     return name.endswith(".py")
-
-
-def _python_files(rootdir: str) -> Iterator[str]:
-    for folder, folders, names in os.walk(rootdir):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CODE]
-        yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
