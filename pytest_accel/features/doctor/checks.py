@@ -1,28 +1,18 @@
 """The checks of the doctor: each looks at a part of this machine, and yields its results.
 
-They import no torch, initialize no device runtime and write nothing. A temporary process imports the fork server's
-modules, to see whether ranks can be forked.
+They import no torch, initialize no device runtime and write nothing.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pytest_accel.core import launcher_env
-from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.processes import KILL_TIMEOUT
 from pytest_accel.hardware.inventory import Inventory, Machine, grouped
 from pytest_accel.hardware.kernel_files import read_text
 from pytest_accel.hardware.registry import VendorError
@@ -32,8 +22,6 @@ from pytest_accel.leases.shared_folder import default_folder, folder_problem
 from pytest_accel.settings.options import Settings, machine_for
 
 _GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds of torch"
-_IMPORT_TIMEOUT = 120.0
-"""Seconds for all imports. Torch alone may take 30 s from a network drive if it is not cached."""
 
 State = Literal["ok", "note", "problem"]
 _Result = tuple[State, str, str]
@@ -176,69 +164,6 @@ def _masks(subject: _Subject) -> Iterator[_Result]:
         yield "ok", "no mask hides all devices of a kind", ""
 
 
-def _forks(subject: _Subject) -> Iterator[_Result]:
-    if not (failure := try_forks(() if subject.settings.preload == "none" else subject.settings.preload)):
-        yield "ok", "what ranks are forked from has one thread and no device runtime", ""
-    else:
-        advice = "Try `python -c` with this import. If that works, check what else Python loads when it starts "
-        yield "problem", f"no rank can be forked: {failure}", f"{advice}(sitecustomize, .pth files, LD_PRELOAD)."
-
-
-def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> str:
-    """Import the modules of every fork server in a temporary process, and then `modules`.
-
-    Return why ranks cannot be forked after that; an empty text if they can.
-    """
-    source = f"import os, {__name__} as checks; checks.import_and_report(); os._exit(0)"
-    with tempfile.NamedTemporaryFile("r", prefix="accel-doctor-", encoding="utf-8") as report:
-        process = subprocess.Popen(
-            python_command(source, report.name, *modules, path=sys.path),
-            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            ended = f"it ends the process with status {process.wait(timeout)}"
-        except subprocess.TimeoutExpired:
-            ended = f"it did not finish within {timeout:g} seconds"
-        finally:
-            with suppress(ProcessLookupError):  # Processes that an import has started would leak.
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(KILL_TIMEOUT)
-        last = (report.read() or "importing pytest_accel").splitlines()[-1]
-    return "" if last == _DONE else f"{last}: {ended}" if last.startswith("importing ") else last
-
-
-_DONE = "done"
-
-
-def import_and_report() -> None:
-    """Run in the temporary process: write a line before each import, and at a failure or the end.
-
-    The arguments of the process are the file for the lines, and the names of more modules.
-    """
-    report, *modules = sys.argv[1:]
-    with open(report, "w", buffering=1, encoding="utf-8") as lines:
-        from pytest_accel.forkserver.preload import RANK_MODULES, TORCH_MODULES, import_named, unfit
-
-        failure: str | None = None
-        for name in (*RANK_MODULES, *(TORCH_MODULES if find_spec("torch") else ()), *modules):
-            print("importing", name, file=lines)
-            try:
-                if name in modules:
-                    failure = import_named([name])
-                else:
-                    importlib.import_module(name)
-                    failure = None if (reason := unfit()) is None else f"{name}: the import {reason}"
-            except BaseException as error:
-                failure = f"the import of {name} fails: {type(error).__name__}: {error}"
-            if failure is not None:
-                break
-        print(" ".join((failure or _DONE).split()), file=lines)
-
-
 def _locks(subject: _Subject) -> Iterator[_Result]:
     folder = default_folder()
     exists = os.path.lexists(folder)
@@ -270,7 +195,6 @@ _CHECKS: dict[str, Callable[[_Subject], Iterator[_Result]]] = {
     "devices": _devices,
     "torch": _torch,
     "masks": _masks,
-    "forks": _forks,
     "locks": _locks,
     "launcher": _launcher,
 }

@@ -12,7 +12,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from importlib import metadata
 
@@ -51,13 +51,12 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
 
 
 def run(actor: int) -> None:
-    """Run the agent in this process, a child of the process `actor`, and exit. Standard input has the `Invitation`."""
+    """Join the session of the `Invitation` on standard input, serve its controller until that exits, and exit.
+
+    This process is a child of the process `actor`.
+    """
     processes.die_with_parent(actor)
-    sys.exit(serve(decode(sys.stdin.buffer.read(), Invitation)))
-
-
-def serve(invitation: Invitation) -> int:
-    """Join the session, and serve the controller until it exits; return the exit status."""
+    invitation = decode(sys.stdin.buffer.read(), Invitation)
     # Ray's processes ignore SIGCHLD, which programs inherit: this process would not learn how its children end.
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -71,9 +70,8 @@ def serve(invitation: Invitation) -> int:
     except ConnectionError as error:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
-        print(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}", file=sys.stderr)
-        return 1
-    return serve_driver(link)
+        sys.exit(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}")
+    sys.exit(serve_driver(link))
 
 
 _PACKAGES = ("pytest-accel", "pytest", "torch")
@@ -92,9 +90,11 @@ def suite_code(rootdir: str) -> dict[str, str]:
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-    for path in _python_files(rootdir):
-        with suppress(OSError), open(path, "rb") as file:  # The file may have been deleted, or be unreadable.
-            found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
+    for folder, folders, names in os.walk(rootdir):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CODE]
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            with suppress(OSError), open(path, "rb") as file:  # The file may have been deleted, or be unreadable.
+                found[os.path.relpath(path, rootdir)] = hashlib.sha256(file.read()).hexdigest()[:16]
     return found
 
 
@@ -115,9 +115,3 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
 
 def _is_file(name: str) -> bool:
     return name.endswith(".py")
-
-
-def _python_files(rootdir: str) -> Iterator[str]:
-    for folder, folders, names in os.walk(rootdir):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CODE]
-        yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))

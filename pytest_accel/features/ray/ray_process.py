@@ -22,6 +22,7 @@ from asyncio import TimeoutError as WaitTimeoutError
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from traceback import print_exc
 from typing import Any
 
 import psutil
@@ -120,6 +121,8 @@ async def _serve(connection: socket.socket, address: str, rootdir: str) -> None:
     except PlaceError as error:
         step("ends: %s", error)
         send(HelperFailed(str(error)))
+    except Exception:
+        print_exc()  # The controller shows the end of the output when the connection ends.
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()

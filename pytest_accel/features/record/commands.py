@@ -6,47 +6,30 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import resolve_name
 
 from pytest_accel.core import whole_file
+from pytest_accel.features.record import census
+from pytest_accel.features.record.chrome_trace import trace_text
 from pytest_accel.features.record.record_file import RecordError, read_record
+from pytest_accel.features.record.session_summary import markdown, page
 from pytest_accel.features.record.timeline import Session, sessions_of
 
-_MAKERS = {
-    "trace": ("chrome_trace:trace_text", "a trace for ui.perfetto.dev or chrome://tracing"),
-    "report": ("session_summary:page", "an HTML page"),
-    "summary": ("session_summary:markdown", "a summary in GitHub's Markdown"),
+_MAKERS: dict[str, tuple[Callable[[Sequence[Session]], str], str]] = {
+    "trace": (trace_text, "a trace for ui.perfetto.dev or chrome://tracing"),
+    "report": (page, "an HTML page"),
+    "summary": (markdown, "a summary in GitHub's Markdown"),
 }
-"""The function that makes each kind of file, and its description. Only the module of the wanted kind is imported."""
-
-
-def check_report(path: str | None) -> None:
-    """Raise :class:`RecordError` if a page cannot be made, or not be written to `path`."""
-    if find_spec("jinja2") is None:
-        raise RecordError("Jinja2 is not installed: pip install 'pytest-accel[report]'")
-    try:
-        if path is not None:
-            whole_file.check_folder(path)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def make(kind: str, sessions: Sequence[Session]) -> str:
-    """Return the content of a file of `kind` about `sessions`."""
-    text: str = resolve_name(f"{__package__}.{_MAKERS[kind][0]}")(sessions)
-    return text
+"""The function that makes each kind of file, and its description."""
 
 
 def _make_of_records(kind: str, arguments: Sequence[str]) -> int:
-    parser = _parser(kind, f"Make {_MAKERS[kind][1]} of the records of one or several sessions.")
+    make, about = _MAKERS[kind]
+    parser = _parser(kind, f"Make {about} of the records of one or several sessions.")
     parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
     given = parser.parse_args(arguments)
     try:
-        if kind == "report":
-            check_report(None)
-        text = make(kind, sessions_of(map(read_record, given.files)))
+        text = make(sessions_of(map(read_record, given.files)))
         if given.output is None:
             sys.stdout.buffer.write(text.encode())  # UTF-8, whatever the terminal's encoding is.
         else:
@@ -59,8 +42,6 @@ def _make_of_records(kind: str, arguments: Sequence[str]) -> int:
 
 
 def _take_census(arguments: Sequence[str]) -> int:
-    from pytest_accel.features.record import census
-
     about = "Check that each test ran in at least one job of a pipeline. The exit status is 1 if one did not."
     parser = _parser("census", about)
     about = "the tests that may run in no job: a node id or a pattern with * and ? on each line; # begins a comment"

@@ -23,8 +23,8 @@ from pytest_accel.core import whole_file
 from pytest_accel.core.frames import Folders, failure_place, folders_of, is_library
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
-from pytest_accel.features.record.commands import check_report, make
 from pytest_accel.features.record.record_file import SCHEMA, RecordError, RecordFile
+from pytest_accel.features.record.session_summary import add_to_page, check_jinja, page
 from pytest_accel.features.record.timeline import sessions_of
 from pytest_accel.settings import options
 
@@ -57,11 +57,14 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     option = options.REPORT
     try:
         if report is not None:
-            check_report(report)
+            check_jinja()
+            whole_file.check_folder(report)
         option = options.RECORD
         file = RecordFile(record)
     except RecordError as error:
         raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
+    except OSError as error:
+        raise pytest.UsageError(f"{options.flag(option)}: {report} cannot be written: {error.strerror}") from None
     config.stash[RECORDERS] = (file,)
     hooks = RecordHooks(session, file, record, report, in_ci=in_ci)
     config.pluginmanager.register(hooks, "accel-record")
@@ -189,12 +192,11 @@ class RecordHooks:
         try:
             sessions = sessions_of([self._file.read()]) if self._in_ci or self._report is not None else []
             if self._in_ci and any(test.wait or test.world or test.missing for test in sessions[0].tests):
-                from pytest_accel.features.record import session_summary
-
-                if (problem := session_summary.add_to_page(sessions, os.environ["GITHUB_STEP_SUMMARY"])) is not None:
+                problem = add_to_page(sessions, os.environ["GITHUB_STEP_SUMMARY"])
+                if problem is not None:
                     self._session.show(f"accel: {problem}")
             if self._report is not None:
-                whole_file.write(self._report, make("report", sessions))
+                whole_file.write(self._report, page(sessions))
         except OSError as error:
             return f"{self._report} cannot be written: {error.strerror}"
         except RecordError as error:

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from heapq import nlargest
+from importlib.util import find_spec
 from itertools import groupby
 from typing import NamedTuple
 
 from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.truncation import cut, cut_end, ranks_text
 from pytest_accel.core.units import count_text, format_memory
-from pytest_accel.features.record.record_file import Event
+from pytest_accel.features.record.record_file import Event, RecordError
 from pytest_accel.features.record.timeline import Lane, Session, TestRun, Verdict, covered
 
 LARGEST = 1 << 20
@@ -212,8 +213,18 @@ pre { white-space: pre-wrap; font-size: 12px; }
 """A template of Jinja2, which escapes all text of the record."""
 
 
+def check_jinja() -> None:
+    """Raise :class:`RecordError` if a page cannot be made."""
+    if find_spec("jinja2") is None:
+        raise RecordError("Jinja2 is not installed: pip install 'pytest-accel[report]'")
+
+
 def page(sessions: Sequence[Session]) -> str:
-    """Return the page of ``--accel-report``: one HTML file that needs no other, and has no script."""
+    """Return the page of ``--accel-report``: one HTML file that needs no other, and has no script.
+
+    Raise :class:`RecordError` without Jinja2.
+    """
+    check_jinja()
     import jinja2
 
     tests = sorted(

@@ -9,15 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pytest_accel.core import launcher_env
-from pytest_accel.features.doctor.checks import _nvidia_cards, try_forks
+from pytest_accel.features.doctor.checks import _nvidia_cards
 from pytest_accel.leases.shared_folder import VARIABLE
-from tests.session_server import WITHOUT_TORCH
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKS = ["devices", "torch", "masks", "forks", "locks", "launcher"]
+CHECKS = ["devices", "torch", "masks", "locks", "launcher"]
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "0",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -25,8 +22,6 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
 """The variables of process 0 of two, each on a machine of its own."""
-QUICK = {"PYTEST_ACCEL_PRELOAD": "not_there", "PYTHONPATH": WITHOUT_TORCH}
-"""Without torch, and with a plain import error, the check of forks takes no time."""
 Findings = dict[str, list[tuple[str, str, str]]]
 
 
@@ -65,7 +60,6 @@ def test_the_command_finds_no_problem_on_this_machine_with_simulated_devices() -
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())  # Lines are wrapped, where depends on the length of paths.
     assert "ok devices the session has sim: 4 x sim ok" in text
-    assert "ok forks what ranks are forked from has one thread" in text
     assert ("can be used" if Path(os.environ[VARIABLE]).exists() else "created by the first session") in text
     assert "ok launcher no launcher has started this process" in text
     assert re.search(r"0 problems, \d notes?$", text)
@@ -73,17 +67,8 @@ def test_the_command_finds_no_problem_on_this_machine_with_simulated_devices() -
     assert done.stderr == ""
 
 
-_REFUSED = (
-    "no rank can be forked: accel_preload: ranks cannot be forked from a process that has imported {}: the import {}; "
-    "remove it from accel_preload, and each rank imports it itself"
-)
-
-
 def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("in the way")
-    (tmp_path / "starts.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
     published = {"broken": "toy = nothing_there:make", "one": "twin = os:getcwd", "other": "twin = os:getcwd"}
     for package, points in published.items():
         info = tmp_path / f"{package}-1.0.dist-info"
@@ -94,15 +79,13 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         "--json",
         "--accel=sim:2",
         PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks"),
-        PYTEST_ACCEL_PRELOAD="starts",
         PYTHONPATH=str(tmp_path),
         SIM_VISIBLE_DEVICES="7",
         **MPIRUN,
     )
     found = findings_of(done)
-    assert [result[:2] for result in found["locks"] + found["forks"] + found["masks"]] == [
+    assert [result[:2] for result in found["locks"] + found["masks"]] == [
         ("problem", f"{tmp_path / 'locks'} is not a directory: no device can be leased"),
-        ("problem", _REFUSED.format("starts", "starts threads", "starts")),
         ("problem", "SIM_VISIBLE_DEVICES='7' leaves none of 2 (sim)"),
     ]
     assert [result[:2] for result in found["launcher"]] == [("ok", "rank 0 of 2 under mpirun, 1 on this machine")]
@@ -118,16 +101,10 @@ def test_variables_that_show_no_launcher_are_named() -> None:
         "pass on all variables": {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
     }
     for text, variables in cases.items():
-        done = run("--json", "--accel", "none", **variables, **QUICK)
+        done = run("--json", "--accel", "none", **variables)
         ((state, what, advice),) = findings_of(done)["launcher"]
         assert text in f"{what} {advice}"
         assert state == "note"
-
-
-def test_a_probe_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert try_forks([], timeout=0.5) == "importing pytest_accel: it did not finish within 0.5 seconds"
 
 
 def test_nvidia_gpus_are_counted_on_the_pci_bus(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES, accel_scheduler, lower_bound, ratios
 from benchmarks.virtual import Test, UniformMachine, Worker
-from pytest_accel.features.order.scheduler import RunOrder
-from pytest_accel.features.order.tasks import Task
 
 
 class CrashingMachine(UniformMachine):
@@ -90,44 +88,6 @@ def test_a_test_sent_to_a_dead_worker_is_sent_to_another_one() -> None:
     scheduler.add_node_collection(replacement, machine.collection)
     scheduler.schedule()
     assert sorted(index for index in (*other.queue, *replacement.queue) if index >= 0) == [0, 1]
-
-
-def _tasks(tests: Sequence[Test]) -> list[Task]:
-    names = ("d0", "d1", "d2", "d3")
-    return [Task(f"{test.module}.py::{number}", test.need(names), test.seconds) for number, test in enumerate(tests)]
-
-
-def test_the_largest_then_longest_test_that_fits_is_first_and_then_one_without_a_device() -> None:
-    sizes = (0, 0, 1, 1, 2, 3, 4)
-    tests = [Test(1.0 + number / 100, devices, module=number) for number, devices in enumerate(sizes)] * 4
-    order = RunOrder(_tasks(tests), 6)
-    order.idle += "fedcba"
-    assert [(worker, tests[index].devices) for worker, index in order.started()] == [
-        ("a", 4),
-        *((worker, 0) for worker in "bcdef"),
-    ]
-    # No more than the largest one that is left.
-    for devices in (4, 4, 4, 3, 3):
-        order.end("a")
-        order.idle.append("a")
-        assert [(worker, tests[index].devices) for worker, index in order.started()] == [("a", devices)]
-    order.idle.append("g")
-    assert [(worker, tests[index].devices) for worker, index in order.started()] == [("g", 1)]
-
-
-def test_each_worker_stays_with_one_module_while_there_are_others() -> None:
-    tests = [Test(1.0, 1, module=module) for module in range(3) for _ in range(6)]
-    order = RunOrder(_tasks(tests), 2)
-    order.idle += "ba"
-    modules: dict[str, list[int]] = {}
-    while started := list(order.started()):
-        for worker, index in started:
-            seen = modules.setdefault(worker, [])
-            if seen[-1:] != [tests[index].module]:
-                seen.append(tests[index].module)
-            order.end(worker)
-            order.idle.append(worker)
-    assert sum(map(len, modules.values())) <= 4
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -65,10 +65,3 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(mark: pytest.Mark, error
     with pytest.raises(MarkError) as caught:
         leases((mark,), MACHINE)
     assert str(caught.value) == f"@pytest.mark.{error}"
-
-
-def test_all_that_is_missing_is_said() -> None:
-    assert leases((needs(license=3, memory="101GiB", cores=5),), MACHINE).missing == (
-        "needs 5 CPU cores; there are 4: 4 x cores; needs 3 x license; there are 2: 2 x license; "
-        "needs 51 memory parts; there are 50: 50 x memory (2 GiB)"
-    )
