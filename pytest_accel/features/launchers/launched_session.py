@@ -198,20 +198,19 @@ class LaunchedSession:
     @property
     def loss(self) -> str | None:
         """A message about the processes and machines that were lost; None if there are none."""
-        lost: dict[str, str | None] = {}
-        """The lost processes and machines, each with the reason of a machine."""
+        lost: dict[str, None] = {}
+        """The lost processes and machines. A machine is lost with all its processes, and named once."""
         for hello in self.hellos[1:]:
             other, machine = self.others.get(hello.rank), self.machine_of(hello)
             if other is None or not other.lost:
                 continue
+            name = self.layout.machines[machine].name
             if other.machine_loss is not None:
                 ranks = ranks_text([one.rank for one in self._groups[hello.machine]])
-                lost[f"the machine {self.layout.machines[machine].name} with {ranks}"] = other.machine_loss
+                lost[f"the machine {name} with {ranks}: {other.machine_loss}"] = None
             else:
-                where = f" on {self.layout.machines[machine].name}" if machine else ""
-                lost[f"rank {hello.rank} (pid {hello.pid}{where})"] = None
-        texts = (what if why is None else f"{what}: {why}" for what, why in lost.items())
-        return f"{self.process.launcher} has lost {', '.join(texts)}" if lost else None
+                lost[f"rank {hello.rank} (pid {hello.pid}{f' on {name}' if machine else ''})"] = None
+        return f"{self.process.launcher} has lost {', '.join(lost)}" if lost else None
 
     @property
     def about(self) -> str:

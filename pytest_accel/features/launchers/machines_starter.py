@@ -102,8 +102,8 @@ class StarterOnMachines(ABC, Generic[Own]):
                         demand, need, masks.get(machine), on_wanted
                     )
                     del self._leasing[id(demand)]
-                    continue
-                taken.here = await self._here.leases.take(demand, need=need, owner=taken)
+                else:
+                    taken.here = await self._here.leases.take(demand, need=need, owner=taken)
         except BaseException:
             self._return(taken, killed=False)
             raise
