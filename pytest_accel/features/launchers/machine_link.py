@@ -14,6 +14,7 @@ without bytes ends it. The driver opens all streams, and the first bytes name th
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -394,7 +395,7 @@ def call(
     `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
     address: :class:`WrongSecret` if a process that listens there has refused the connection for some seconds.
     """
-    deadline = monotonic() + timeout
+    deadline, refused_since = monotonic() + timeout, None
     errors: dict[str, Exception] = {}
     seen: set[str] = set()
     while True:
@@ -405,11 +406,10 @@ def call(
                 return link
             except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
                 errors[address] = error
-                if isinstance(error, WrongSecret):
-                    deadline = min(deadline, monotonic() + _REFUSED_TIMEOUT)
                 step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
-        if monotonic() >= deadline:
-            is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
+        is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
+        refused_since = (refused_since or monotonic()) if is_refused else None
+        if monotonic() >= min(deadline, math.inf if refused_since is None else refused_since + _REFUSED_TIMEOUT):
             reasons = "; ".join(f"{address}: {error}" for address, error in errors.items())
             raise (WrongSecret if is_refused else ConnectionError)(reasons)
         time.sleep(_RETRY_INTERVAL)
