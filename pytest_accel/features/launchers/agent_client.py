@@ -8,6 +8,7 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.paths import agent_path, server_log_path
@@ -20,7 +21,6 @@ from pytest_accel.features.launchers.agent_messages import (
     StartServer,
     WatchServer,
 )
-from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import fd_passing, unix_sockets
@@ -29,6 +29,9 @@ from pytest_accel.messages.struct_messages import decode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.starter import LostPlaceError
 from pytest_accel.settings.options import Settings
+
+if TYPE_CHECKING:
+    from pytest_accel.features.launchers.machine_link import DriverLink
 
 _END_TIMEOUT = 2
 """Seconds to wait until an agent has received the last message."""

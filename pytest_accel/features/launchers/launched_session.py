@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -23,8 +23,9 @@ from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
+from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.placement import Layout, RankMachine, missing_place
+from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter, RankMachine, missing_place
 from pytest_accel.features.launchers.rendezvous import (
     Address,
     RendezvousError,
@@ -36,10 +37,6 @@ from pytest_accel.features.launchers.rendezvous import (
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.starter import StarterReports
-
-if TYPE_CHECKING:
-    from pytest_accel.features.launchers.agent_client import AgentClient
-    from pytest_accel.features.launchers.machines_starter import MachinesStarter
 
 _DEVICES = "visible devices"
 _LOSS_TIMEOUT = 0.5
@@ -97,8 +94,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 
 def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> LaunchedSession:
     """Do what :func:`enter` does, in a session on several machines."""
-    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since they need pyzmq.
-    from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since it needs pyzmq.
 
     if process.rank != 0:
         raise SystemExit(serve_driver(rendezvous.join_machines(process, hello, where)))
@@ -189,11 +185,7 @@ class LaunchedSession:
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter | None:
         """Return the starter of ranks on several machines; on one machine, `here` starts them."""
-        if not self.clients:
-            return None
-        from pytest_accel.features.launchers.machines_starter import MachinesStarter
-
-        return MachinesStarter(spec, here, self.layout, self.clients, reports)
+        return MachinesStarter(spec, here, self.layout, self.clients, reports) if self.clients else None
 
     @property
     def loss(self) -> str | None:

@@ -15,7 +15,7 @@ from functools import partial
 from pytest_accel.core import loop_tasks
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.placement import RankMachine
+from pytest_accel.features.launchers.machines_starter import RankMachine
 from pytest_accel.features.launchers.rendezvous import own_interfaces
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.messages.struct_messages import decode
