@@ -36,7 +36,6 @@ from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step, step_once
 from pytest_accel.features.launchers.agent_messages import AgentTarget
-from pytest_accel.features.launchers.rendezvous import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
@@ -68,6 +67,10 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROT
 _OTHER_PROGRAM = "the process that listens there"
 Target = AgentTarget | Inspection | RankTarget
 """The target of a stream."""
+
+
+class WrongSecret(ConnectionError):
+    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 class _MachineLink(ABC):

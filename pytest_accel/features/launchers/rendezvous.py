@@ -87,10 +87,6 @@ class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
 
 
-class WrongSecret(ConnectionError):
-    """The listening process did not accept this process: it has another secret or job, or is no driver."""
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address at which processes of several machines meet, and the secret."""
@@ -361,7 +357,7 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.machine_link import WrongSecret, call  # Imported here, since it needs pyzmq.
 
     port, random = where.port, b""
     if where.key is not None:
