@@ -9,7 +9,7 @@ import pytest
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
-from pytest_accel.features.launchers.placement import Layout, RankMachine, missing_place
+from pytest_accel.features.launchers.machines_starter import Layout, RankMachine, missing_place
 from pytest_accel.hardware.inventory import KindSpec, Machine, PretendedMachine
 from pytest_accel.settings.options import Settings
 

@@ -70,7 +70,7 @@ class _Agent:
     def __init__(self, link: AgentLink) -> None:
         self._link = link
         self._loop = link.loop
-        self._loop.set_exception_handler(lambda loop, context: self._fail(context))
+        self._loop.set_exception_handler(self._fail)
         self._over: asyncio.Future[str | None] = self._loop.create_future()
         """Set once the connection to the driver has ended, with an error that only this end knows, or None."""
         self._server: OwnServer | None = None
@@ -118,9 +118,8 @@ class _Agent:
         if not self._over.done():
             self._over.set_result(why)
 
-    def _fail(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self._finish(f"an error at this end of it: {context['message']} {error!r}")
+    def _fail(self, loop: object, context: dict[str, Any]) -> None:
+        self._finish(f"an error at this end of it: {context['message']} {context.get('exception')!r}")
 
     # Connections of the driver
 

@@ -8,6 +8,7 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.session_folder import agent_path, server_log_path
@@ -20,7 +21,6 @@ from pytest_accel.features.launchers.agent_messages import (
     StartServer,
     WatchServer,
 )
-from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
@@ -29,6 +29,9 @@ from pytest_accel.messages.struct_messages import decode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.starter import LostPlaceError
 from pytest_accel.settings.options import Settings
+
+if TYPE_CHECKING:
+    from pytest_accel.features.launchers.machine_link import DriverLink
 
 _END_TIMEOUT = 2
 """Seconds to wait until an agent has received the last message."""
@@ -48,7 +51,9 @@ class EnvironmentChanges:
 
 
 class AgentClient:
-    """The driver's client of one agent."""
+    """The driver's client of one agent, and the process of its fork server (`ServerProcess`)."""
+
+    remote = True
 
     def __init__(
         self,
@@ -83,12 +88,29 @@ class AgentClient:
         self._cores = cores
         self._stands_for_machine = settings is not None
         self._token: Path | None = None
+        self._log: str
+        """The path of the log of the last fork server."""
+        self._watch: Connection
+        """A connection that ends with the last fork server."""
         link.watch(agent, self._lost)
 
     def _lost(self, machine_loss: str | None) -> None:
         self.machine_loss = machine_loss or ("its agent has ended" if self._stands_for_machine else None)
         self.lost = True
         self._on_lost()
+
+    @property
+    def loss(self) -> str | None:
+        return f"{self.machine} ({self.machine_loss})" if self.machine_loss is not None else None
+
+    def kill(self) -> None:
+        self._call(KillServer()).close()
+
+    def wait(self, timeout: float) -> bool:
+        if not self._watch.closed and unix_sockets.is_readable(self._watch.fileno(), timeout):
+            with self._watch, suppress(EOFError, OSError):  # The agent may have ended.
+                Path(self._log).write_bytes(self._watch.recv_bytes())
+        return self._watch.closed
 
     # Requests
 
@@ -105,8 +127,8 @@ class AgentClient:
         if self._token is not None:
             self._token.unlink(missing_ok=True)
 
-    def spawn(self, spec: SessionSpec, end: socket.socket) -> AgentServer:
-        """Have the agent start a fork server, connected to `end`."""
+    def spawn(self, spec: SessionSpec, end: socket.socket) -> AgentClient:
+        """Have the agent start a fork server, connected to `end`; return this object as the server's process."""
         path = agent_path(spec.directory, spec.server)
         with suppress(FileNotFoundError):
             os.unlink(path)
@@ -116,10 +138,9 @@ class AgentClient:
         self._token = Path(start.token)
         self._token.touch()
         self._link.open(self._agent, start, end.dup())
-        return AgentServer(self, spec, self._call(WatchServer()))
-
-    def kill_server(self) -> None:
-        self._call(KillServer()).close()
+        self._log = server_log_path(spec.directory, spec.server)
+        self._watch = self._call(WatchServer())
+        return self
 
     async def lease(
         self, demand: WorldDemand, need: DeviceNeed, mask: str | None, on_wanted: Callable[[], object]
@@ -140,32 +161,6 @@ class AgentClient:
             lease.close()
             raise
         return lease
-
-
-class AgentServer:
-    """A fork server that an agent has started (`ServerProcess`)."""
-
-    remote = True
-
-    def __init__(self, agent: AgentClient, spec: SessionSpec, watch: Connection) -> None:
-        self._agent = agent
-        self._spec = spec
-        self._watch = watch
-
-    @property
-    def loss(self) -> str | None:
-        agent = self._agent
-        return f"{agent.machine} ({agent.machine_loss})" if agent.machine_loss is not None else None
-
-    def kill(self) -> None:
-        self._agent.kill_server()
-
-    def wait(self, timeout: float) -> bool:
-        if not self._watch.closed and unix_sockets.is_readable(self._watch.fileno(), timeout):
-            with self._watch, suppress(EOFError, OSError):  # The agent may have ended.
-                log = self._watch.recv_bytes()
-                Path(server_log_path(self._spec.directory, self._spec.server)).write_bytes(log)
-        return self._watch.closed
 
 
 class RemoteLease:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -23,8 +23,9 @@ from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
+from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.placement import Layout, RankMachine, missing_place
+from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter, RankMachine, missing_place
 from pytest_accel.features.launchers.rendezvous import (
     Address,
     RendezvousError,
@@ -35,10 +36,6 @@ from pytest_accel.features.launchers.rendezvous import (
 )
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.starter import LocalStarter, StarterReports
-
-if TYPE_CHECKING:
-    from pytest_accel.features.launchers.agent_client import AgentClient
-    from pytest_accel.features.launchers.machines_starter import MachinesStarter
 
 _DEVICES = "visible devices"
 _LOSS_TIMEOUT = 0.5
@@ -96,8 +93,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 
 def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> LaunchedSession:
     """Do what :func:`enter` does, in a session on several machines."""
-    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since they need pyzmq.
-    from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since it needs pyzmq.
 
     if process.rank != 0:
         raise SystemExit(serve_driver(rendezvous.join_machines(process, hello, where)))
@@ -188,29 +184,24 @@ class LaunchedSession:
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter | None:
         """Return the starter of ranks on several machines; on one machine, `here` starts them."""
-        if not self.clients:
-            return None
-        from pytest_accel.features.launchers.machines_starter import MachinesStarter
-
-        return MachinesStarter(spec, here, self.layout, self.clients, reports)
+        return MachinesStarter(spec, here, self.layout, self.clients, reports) if self.clients else None
 
     @property
     def loss(self) -> str | None:
         """A message about the processes and machines that were lost; None if there are none."""
-        lost: dict[str, str | None] = {}
-        """The lost processes and machines, each with the reason of a machine."""
+        lost: dict[str, None] = {}
+        """The lost processes and machines. A machine is lost with all its processes, and named once."""
         for hello in self.hellos[1:]:
             other, machine = self.others.get(hello.rank), self.machine_of(hello)
             if other is None or not other.lost:
                 continue
+            name = self.layout.machines[machine].name
             if other.machine_loss is not None:
                 ranks = ranks_text([one.rank for one in self._groups[hello.machine]])
-                lost[f"the machine {self.layout.machines[machine].name} with {ranks}"] = other.machine_loss
+                lost[f"the machine {name} with {ranks}: {other.machine_loss}"] = None
             else:
-                where = f" on {self.layout.machines[machine].name}" if machine else ""
-                lost[f"rank {hello.rank} (pid {hello.pid}{where})"] = None
-        texts = (what if why is None else f"{what}: {why}" for what, why in lost.items())
-        return f"{self.process.launcher} has lost {', '.join(texts)}" if lost else None
+                lost[f"rank {hello.rank} (pid {hello.pid}{f' on {name}' if machine else ''})"] = None
+        return f"{self.process.launcher} has lost {', '.join(lost)}" if lost else None
 
     @property
     def about(self) -> str:

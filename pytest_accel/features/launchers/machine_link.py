@@ -14,6 +14,7 @@ without bytes ends it. The driver opens all streams, and the first bytes name th
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -35,7 +36,6 @@ from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step, step_once
 from pytest_accel.features.launchers.agent_messages import AgentTarget
-from pytest_accel.features.launchers.rendezvous import WrongSecret
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
@@ -67,6 +67,10 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROT
 _OTHER_PROGRAM = "the process that listens there"
 Target = AgentTarget | Inspection | RankTarget
 """The target of a stream."""
+
+
+class WrongSecret(ConnectionError):
+    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 class _MachineLink(ABC):
@@ -394,7 +398,7 @@ def call(
     `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
     address: :class:`WrongSecret` if a process that listens there has refused the connection for some seconds.
     """
-    deadline = monotonic() + timeout
+    deadline, refused_since = monotonic() + timeout, None
     errors: dict[str, Exception] = {}
     seen: set[str] = set()
     while True:
@@ -405,11 +409,10 @@ def call(
                 return link
             except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
                 errors[address] = error
-                if isinstance(error, WrongSecret):
-                    deadline = min(deadline, monotonic() + _REFUSED_TIMEOUT)
                 step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
-        if monotonic() >= deadline:
-            is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
+        is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
+        refused_since = (refused_since or monotonic()) if is_refused else None
+        if monotonic() >= min(deadline, math.inf if refused_since is None else refused_since + _REFUSED_TIMEOUT):
             reasons = "; ".join(f"{address}: {error}" for address, error in errors.items())
             raise (WrongSecret if is_refused else ConnectionError)(reasons)
         time.sleep(_RETRY_INTERVAL)

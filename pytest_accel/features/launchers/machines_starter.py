@@ -1,4 +1,4 @@
-"""The starter of ranks on several machines."""
+"""The machines of a session: where ranks are placed on them, and the starter of these ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.item_plan import Resources, missing_devices
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
-from pytest_accel.features.launchers.placement import Layout, RankMachine
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
@@ -21,6 +21,60 @@ from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.starter import LocalStarter, StarterReports
+
+
+@dataclass(frozen=True, slots=True)
+class RankMachine:
+    """One machine of a session."""
+
+    name: str
+    """The name for messages to the user."""
+    address: str
+    """The address at which other machines reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The machines of the processes that a launcher has started, the driver's first."""
+
+    machines: tuple[RankMachine, ...]
+    ranks: int
+    """The maximum number of ranks of a world on each machine."""
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of ranks of a world."""
+        return self.ranks * len(self.machines)
+
+    def machines_of(self, ranks: int, machines: int) -> list[int]:
+        """Return the machine of each rank of a world for which there are enough machines (:func:`missing_place`).
+
+        The world is on as few machines as possible, but at least `machines`, beginning with the driver's. Ranks are
+        distributed evenly over the machines, and the ranks of one machine have consecutive numbers.
+        """
+        count = max(machines, -(-ranks // self.ranks))
+        each, rest = divmod(ranks, count)
+        return [machine for machine in range(count) for _ in range(each + (machine < rest))]
+
+
+def missing_place(key: WorldKey, layout: Layout, launcher: str, resources: Resources) -> str | None:
+    """Return why the processes of `launcher` can never run a group of ranks of `key`, or None if they can.
+
+    `layout` has their machines.
+    """
+    if key.ranks > layout.capacity:
+        return f"needs {key.ranks} ranks; {launcher} has started {layout.capacity}"
+    if key.machines > len(layout.machines):
+        return f"needs {key.machines} machines; {launcher} has started ranks on {len(layout.machines)}"
+    if key.launcher is not None:
+        return f"its ranks are started by {key.launcher}, which a session under {launcher} does not do"
+    machines = layout.machines_of(key.ranks, key.machines)
+    if key.need is None or not any(machines):
+        return missing_devices(key, resources)
+    # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
+    # refuses their lease.
+    missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
+    return None if missing is None else f"{missing} (on {layout.machines[0].name})"
 
 
 @dataclass(eq=False)
@@ -105,8 +159,8 @@ class StarterOnMachines(ABC, Generic[Own]):
                         demand, need, masks.get(machine), on_wanted
                     )
                     del self._leasing[id(demand)]
-                    continue
-                taken.here = await self._here.leases.take(demand, need=need, owner=taken)
+                else:
+                    taken.here = await self._here.leases.take(demand, need=need, owner=taken)
         except BaseException:
             self._return(taken, killed=False)
             raise

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -87,10 +87,6 @@ class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
 
 
-class WrongSecret(ConnectionError):
-    """The listening process did not accept this process: it has another secret or job, or is no driver."""
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address at which processes of several machines meet, and the secret."""
@@ -104,6 +100,15 @@ class Address:
     itself listens there."""
     job: tuple[str, ...]
     """Distinguishes this job from others with the same secret."""
+
+    def driver_key(self, random: bytes = b"") -> bytes:
+        """Return the private key of the driver, from which its public key follows.
+
+        Only processes that know the secret, and `random`, have either key: all that reach the agents' store know that.
+        """
+        # JSON separates the values, so different values never result in the same text.
+        text = json.dumps(["pytest-accel", *self.job, random.hex()])
+        return hmac.digest(self.secret, text.encode(), "sha256")
 
 
 def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | None:
@@ -330,11 +335,9 @@ def gather_machines(
     from pytest_accel.features.launchers.machine_link import DriverLink
 
     calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-    random = secrets.token_bytes(32)
-    port, secret = (where.port, where.secret) if where.key is None else (0, mixed(random, where.secret))
+    port, random = (where.port, b"") if where.key is None else (0, secrets.token_bytes(32))
     try:
-        key = driver_key(secret, where.job)
-        link = DriverLink(key, port, lambda *call: calls.put(call))
+        link = DriverLink(where.driver_key(random), port, lambda *call: calls.put(call))
     except OSError as error:
         raise RendezvousError(f"rank 0 cannot listen at port {port}: {error}; set another MASTER_PORT") from None
 
@@ -363,20 +366,26 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.machine_link import WrongSecret, call  # Imported here, since it needs pyzmq.
 
-    port, secret = where.port, where.secret
+    port, random = where.port, b""
     if where.key is not None:
         step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
-        port, random = _read_store(where, timeout)
-        secret = mixed(random, where.secret)
+        number, _, text = _ask_store(where, "", timeout).partition(" ")
+        try:  # Every process that reaches the store can set the value.
+            port, random = int(number) % 0x10000, bytes.fromhex(text)
+        except ValueError as error:
+            raise RendezvousError(
+                f"the store of torchrun's agents at {where.host}:{where.port} has no valid value of rank 0 at "
+                f"{where.key}: {error}"
+            ) from None
     step("looks for rank 0 at %s, port %d", where.host, port)
 
     def hello(address: str, driver_address: str) -> Hello:
         return structs.replace(own, address=address, driver_address=driver_address)
 
     try:
-        return call([where.host], port, driver_key(secret, where.job), hello, "rank 0", timeout)
+        return call([where.host], port, where.driver_key(random), hello, "rank 0", timeout)
     except WrongSecret:
         raise RendezvousError(
             f"the process that listens for rank 0 at {where.host}, port {port}, has another secret ({SECRET_VARIABLE}) "
@@ -384,23 +393,6 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
         ) from None
     except ConnectionError as error:
         raise _unreachable(process, own, f"{where.host}, port {port}", timeout, str(error)) from None
-
-
-# The secret
-
-
-def driver_key(secret: bytes, job: Sequence[str]) -> bytes:
-    """Return the private key of the driver in `job`, from which its public key follows.
-
-    Only processes that know `secret` have either key.
-    """
-    # JSON separates the values, so different values never result in the same text.
-    return hmac.digest(secret, json.dumps(["pytest-accel", *job]).encode(), "sha256")
-
-
-def mixed(random: bytes, users: bytes) -> bytes:
-    """Return a secret derived from both, since every process that reaches the agents' store can read `random`."""
-    return hmac.digest(random, users, "sha256")
 
 
 # The store of torchrun's agents
@@ -418,21 +410,6 @@ def _ask_store(where: Address, value: str, timeout: float) -> str:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RendezvousError(f"the store of torchrun's agents at {where.host}:{where.port} cannot be used: {last}")
     return done.stdout
-
-
-def _read_store(where: Address, timeout: float) -> tuple[int, bytes]:
-    """Wait until rank 0 has set the value in the agents' store; return its port and the random secret.
-
-    Raise :class:`RendezvousError` if the value is malformed: every process that reaches the store can set it.
-    """
-    port, _, random = _ask_store(where, "", timeout).partition(" ")
-    try:
-        return int(port) % 0x10000, bytes.fromhex(random)
-    except ValueError as error:
-        raise RendezvousError(
-            f"the store of torchrun's agents at {where.host}:{where.port} has no valid value of rank 0 at {where.key}: "
-            f"{error}"
-        ) from None
 
 
 def own_interfaces() -> list[tuple[str, str]]:

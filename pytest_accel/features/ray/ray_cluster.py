@@ -26,8 +26,7 @@ from pytest_accel.core.truncation import read_end
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.machines_starter import MachinesTaken, StarterOnMachines
-from pytest_accel.features.launchers.placement import RankMachine
+from pytest_accel.features.launchers.machines_starter import MachinesTaken, RankMachine, StarterOnMachines
 from pytest_accel.features.launchers.rendezvous import own_interfaces
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,

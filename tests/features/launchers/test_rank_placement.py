@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.features.launchers.placement import Layout, RankMachine
+from pytest_accel.features.launchers.machines_starter import Layout, RankMachine
 
 ONE, OTHER, THIRD = (RankMachine(name, "") for name in ("one", "two", "three"))
 TWO = Layout((ONE, OTHER), 2)

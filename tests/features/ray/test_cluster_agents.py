@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from pytest_accel.features.launchers import machine_link
 from pytest_accel.features.launchers.agent_client import EnvironmentChanges
-from pytest_accel.features.launchers.machine_link import AgentLink
-from pytest_accel.features.launchers.rendezvous import WrongSecret
+from pytest_accel.features.launchers.machine_link import AgentLink, WrongSecret
 from pytest_accel.features.ray.ray_cluster import ClusterMachines
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.settings.options import Settings
