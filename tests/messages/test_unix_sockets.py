@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,44 +20,9 @@ from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.unix_sockets import Connection
+from tests.other_user import NEEDS_ROOT, OTHER_USER, run_as_other_user
 
-OTHER_USER = 1002
-"""User id and group id of the other user."""
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux, to be another user"
-)
-
-_BECOME_OTHER_USER = f"""
-import ctypes, os, socket, sys
-
-os.setgroups([])
-os.setresgid(*[{OTHER_USER}] * 3)
-os.setresuid(*[{OTHER_USER}] * 3)
-
-
-def exchange(one, other):
-    # renameat2(2), RENAME_EXCHANGE
-    libc = ctypes.CDLL(None, use_errno=True)
-    return 0 if libc.renameat2(-100, one.encode(), -100, other.encode(), 2) == 0 else ctypes.get_errno()
-"""
-
-
-@contextlib.contextmanager
-def run_as_other_user(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `script` in a process of the other user; yield the process and kill it at the end."""
-    # The interpreter starts as root, because other users may have no access to its folder.
-    with subprocess.Popen(
-        [sys.executable, "-c", _BECOME_OTHER_USER + script, *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+pytestmark = NEEDS_ROOT
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -161,61 +124,8 @@ def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
                 assert accepted.recv(64) == b"own"
 
 
-_EXCHANGE = """
-common, folder, name, meeting, uid = sys.argv[1:]
-os.makedirs(folder, 0o700, exist_ok=True)
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(os.path.join(folder, name))
-listener.listen()
-listener.settimeout(0.001)
-os.chmod(os.path.join(folder, name), 0o777)
-os.chmod(folder, 0o777)
-met = rounds = 0
-while not rounds or os.path.exists(common + "/go"):
-    for target in dict.fromkeys((os.path.join(common, f"outer-{uid}"), meeting)):
-        refusal = exchange(folder, target)
-    try:
-        listener.accept()[0].close()
-        met += 1
-    except OSError:
-        pass
-    rounds += 1
-    if rounds == 1:
-        print("listening", flush=True)
-print(met, os.strerror(refusal), flush=True)
-"""
-
-
-def test_the_owner_of_the_lock_folder_cannot_intercept_the_rendezvous(
-    common: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The owner of a sticky folder may rename its entries. The other user exchanges folders all the time."""
-    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(common))
-    (common / "go").touch()
-    path = Path(rendezvous_path(WORLD))
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    args = (str(common), str(common / "stranger"), path.name, str(path.parent), str(os.getuid()))
-    connections: list[Connection] = []
-
-    def join_rendezvous(rank: int) -> None:
-        connections.append(join(WORLD, hello(rank), 60))
-
-    with run_as_other_user(_EXCHANGE, *args) as other:
-        assert read_line(other) == "listening"
-        threads = [threading.Thread(target=join_rendezvous, args=[rank]) for rank in (1, 2)]
-        for thread in threads:
-            thread.start()
-        gathered = gather(WORLD, 60)
-        for thread in threads:
-            thread.join()
-        (common / "go").unlink()
-        assert read_line(other) == "0 Operation not permitted"
-    assert list(gathered) == [1, 2]
-    for connection in (*connections, *(connection for connection, _ in gathered.values())):
-        connection.close()
-
-
 def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporary: Path) -> None:
+    """It is not in the lock folder, whose owner could rename it: only the temporary folder is looked at."""
     path = temporary / f"pytest-accel-{os.getuid()}"
     with run_as_other_user("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
         other.wait()
