@@ -171,3 +171,5 @@ def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeyp
         assert "@pytest.mark." in run.failure(name)
         nodeid = f"test_wrong.py::{name.replace('.', '::')}"
         assert f"\nERROR {nodeid} - @pytest.mark." in run.text
+    text = "accel_resources, which names the resources of tests, is not set in the ini file"
+    assert text in run.failure("test_needs")
