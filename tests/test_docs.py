@@ -41,8 +41,16 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     (machine,) = blocks(ROOT / "docs" / "how-to" / "gpu-suites.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
 
-    resources = "accel_resources=license: 2, port-9000: 1, memory: 64GiB, cores: 4"
-    result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml", "-o", resources)
+    settings = (
+        "accel_resources=license: 2, port-9000: 1, memory: 64GiB, cores: 4",
+        # Several ranks import these modules, which takes more than a second in each.
+        "accel_preload=torch._dynamo torch.distributed.tensor",
+    )
+    options = [option for setting in settings for option in ("-o", setting)]
+    # `tests/features/launch` has each launcher; two other tests of the documentation run scripts with torchrun.
+    under_each = "test_docs_how_to_launch_a_script_1.py::test_under_each"
+    options += [f"--deselect={under_each}[{launcher}]" for launcher in ("torchrun", "accelerate")]
+    result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml", *options)
 
     ends = [match.groups() for line in result.outlines if (match := re.match(r"([A-Z]+) (test_\w+)\.py::", line))]
     assert {file for _, file in ends} == {path.stem for path in pytester.path.glob("test_*.py")}

@@ -73,6 +73,7 @@ def _write(suite: Suite, tests: str = _TESTS) -> None:
 
 
 def test_later_tests_of_the_process_say_which_test_has_left_the_device_unusable(suite: Suite) -> None:
+    suite.without_torch()
     _write(suite, _TESTS + _MARKED_TESTS)
     run = suite.run()
     passed = {f"test_unmarked[{number}]" for number in range(4)} | {f"test_marked[{number}]" for number in range(3)}

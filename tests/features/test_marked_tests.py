@@ -155,28 +155,21 @@ def test_right():
 def test_unmarked():
     pass
 """
-_UNSET = (
-    "accel_resources, which names the resources of tests, is not set in the ini file; if the mark is the project's own"
-)
-_ERRORS = {
-    "test_number": '@pytest.mark.devices(n=0): n must be an int >= 1 or "all", got 0; if the mark is the project',
-    "TestCase.test_sizes": "@pytest.mark.distributed(at_least=2): at_least is for world_size='all', got [1, 2]",
-    "test_nodes": "@pytest.mark.distributed(nodes=3): nodes must be an int >= 1 and at most world_size, which is 2",
-    "test_by_rule": "@pytest.mark.distributed(backend='fake'): the test must not have the mark devices, too",
-    "test_parameter[7]": "@pytest.mark.distributed(world_size=2): the world_size with which the test was collected ",
-    "test_needs": f"@pytest.mark.needs('license'): {_UNSET}",
-}
+_WRONG = ("test_number", "TestCase.test_sizes", "test_nodes", "test_by_rule", "test_parameter[7]", "test_needs")
 
 
 def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/test_marks.py` has the texts."""
     monkeypatch.setenv("COLUMNS", "300")
     suite.ini('accel_rules = test_wrong.py::test_by_rule: distributed(4, backend="fake")')
     suite.write("test_wrong.py", _WRONG_MARKS)
     run = suite.run("-Wignore::pytest.PytestUnknownMarkWarning")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    names = [name.rpartition(".")[2] for name in _ERRORS]
+    names = [name.rpartition(".")[2] for name in _WRONG]
     run.expect({**dict.fromkeys(names, "ERROR"), "test_right": "PASSED", "test_unmarked": "PASSED"})
-    for name, text in _ERRORS.items():
-        assert text in run.failure(name)
+    for name in _WRONG:
+        assert "@pytest.mark." in run.failure(name)
         nodeid = f"test_wrong.py::{name.replace('.', '::')}"
-        assert f"\nERROR {nodeid} - {text}" in run.text, text
+        assert f"\nERROR {nodeid} - @pytest.mark." in run.text
+    text = "accel_resources, which names the resources of tests, is not set in the ini file"
+    assert text in run.failure("test_needs")

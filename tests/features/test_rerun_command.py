@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -57,37 +58,25 @@ def _commands(text: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite) -> None:
-    suite.write("below/test_x.py", _TESTS)
-    run = suite.run("--accel", "sim:3", "--accel-timeout", "70.5", "-n1")
-    commands = _commands(run.text)
-    assert len(commands) == 3
-    assert sorted(shlex.split(command)[1] for command in commands) == [
-        "below/test_x.py::test_die",
-        "below/test_x.py::test_end",
-        "below/test_x.py::test_of[it's]",
-    ]
-    assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-ids") == 1 for command in commands)
-    # The command comes last, after the captured output.
-    assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
-
-
-@pytest.mark.long
-def test_the_command_repeats_the_test_on_the_same_devices_and_is_in_junit_files(
+def test_the_command_at_the_end_of_a_report_repeats_the_test_on_the_same_devices(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suite.write("test_x.py", _TESTS)
+    suite.write("below/test_x.py", _TESTS)
     monkeypatch.setenv("PYTEST_ACCEL", "sim:4")
-    run = suite.run("-k", "test_of or test_die", "--accel-order", "free", "--junitxml=x.xml")
-    command, command_of_dead_rank = _commands(run.text)
-    xml = (suite.path / "x.xml").read_text()
-    assert xml.count("pytest 'test_x.py::test_of[it") == xml.count("pytest test_x.py::test_die") == 1
-    assert "test_die" in command_of_dead_rank
-    assert "--accel sim:4 --accel-order free" in command
-    seen = [line for line in run.text.splitlines() if line.startswith("seen ")]
+    run = suite.run("--accel-timeout", "70.5", "--accel-order", "free", "-n1")
+    commands = {shlex.split(line)[1].partition("::")[2]: line for line in _commands(run.text)}
+    assert sorted(commands) == ["test_die", "test_end", "test_of[it's]"]
+    assert all(
+        "--accel sim:4 --accel-order free --accel-timeout 70.5 --accel-ids" in line for line in commands.values()
+    )
+    command = commands["test_of[it's]"]
+    # The command comes last, after the captured output.
+    assert run.failure("test_of[it's]").rstrip().endswith(command)
+    seen = re.findall("^seen .*", run.failure("test_of[it's]"), re.MULTILINE)
     monkeypatch.delenv("PYTEST_ACCEL")
 
-    again = suite.run(*shlex.split(command)[1:])
-    assert list(again.results) == ["test_x.py::test_of[it's]"]
-    assert [line for line in again.text.splitlines() if line.startswith("seen ")] == seen
+    again = suite.run(*shlex.split(command)[1:], "--junitxml=x.xml")
+    assert list(again.results) == ["below/test_x.py::test_of[it's]"]
+    assert re.findall("^seen .*", again.text, re.MULTILINE) == seen
     assert _commands(again.text) == [command]
+    assert (suite.path / "x.xml").read_text().count("pytest 'below/test_x.py::test_of[it") == 1

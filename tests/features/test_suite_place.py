@@ -18,10 +18,10 @@ TESTS = """
     import pytest
 
     def check(config):
-        assert config.rootpath == Path(__file__).parent
+        assert config.rootpath == Path(__file__).parent.parent
         assert config.inipath == config.rootpath / "pytest.ini"
         assert os.environ["PYTEST_ADDOPTS"] == "-p no:doctest"
-        assert config.getoption("--mine") == "default"
+        assert (config.getoption("--mine"), config.getoption("--models")) == ("default", "models")
 
     @pytest.mark.distributed(2, init=False)
     def test_ranks(pytestconfig, rank):
@@ -41,34 +41,20 @@ CONFTEST = """
 """
 
 
-def test_a_path_that_a_session_makes_does_not_change_its_rootdir(
+def test_options_whose_values_are_folders_do_not_change_the_rootdir_or_hide_a_conftest(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The path of an option follows after a space, so pytest may take it for an argument once it is there."""
+    """pytest may take the value of an option for a path.
+
+    It does so if the session makes the folder, or if the conftest of the option is in the folder.
+    """
     monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside" / "logs"))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:doctest")
-    suite.write("test_it.py", TESTS)
-    suite.write("conftest.py", CONFTEST)
-    run = suite.run("-n1", "--accel-output", str(tmp_path / "outside" / "logs"))
-    run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})
-    assert set(run.results) == {"test_it.py::test_ranks", "test_it.py::test_plain"}
-    assert os.listdir(tmp_path / "outside" / "logs")
-
-
-def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_folder(suite: Suite) -> None:
-    """pytest knows no such option when it looks for conftests, so it takes the value for a path."""
     suite.ini("testpaths = tests")
+    suite.write("tests/test_it.py", TESTS)
+    suite.write("conftest.py", CONFTEST)
     suite.write("models/conftest.py", "def pytest_addoption(parser): parser.addoption('--models')")
-    suite.write(
-        "tests/test_it.py",
-        """
-        import pytest
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_ranks(pytestconfig): assert pytestconfig.getoption("--models") == "models"
-
-        def test_plain(pytestconfig): assert pytestconfig.getoption("--models") == "models"
-        """,
-    )
-    run = suite.run("-n1", "--models", "models")
+    run = suite.run("-n1", "--accel-output", str(tmp_path / "outside" / "logs"), "--models", "models")
     run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})
+    assert set(run.results) == {"tests/test_it.py::test_ranks", "tests/test_it.py::test_plain"}
+    assert os.listdir(tmp_path / "outside" / "logs")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from pytest_accel.leases.shared_folder import lock_path
 from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -60,34 +57,3 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
             first.kill()
     assert first.returncode == 0, "".join([*lines, text])
     assert "3 passed" in text
-
-
-def test_what_another_user_puts_in_place_of_lock_files_holds_these_devices(suite: Suite) -> None:
-    folder = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"])
-    folder.mkdir(mode=0o700)
-    paths = [lock_path(folder, f"sim-{number}") for number in range(3)]
-    paths[0].mkdir()
-    os.mkfifo(paths[1])
-    paths[2].symlink_to("/dev/zero")
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.devices(1)
-        def test_free(accel):
-            assert [device.id for device in accel.devices] == ["sim-3"]
-
-
-        @pytest.mark.distributed(2, init=False)
-        @pytest.mark.devices(2)
-        def test_held(): ...
-        """,
-    )
-    run = suite.run("--accel=sim:4,shared", "--accel-wait=0")
-    run.expect({"test_free": "PASSED", "test_held": "ERROR"})
-    for path, what in zip(paths, ("drwxr-xr-x", "prw-r--r--", "lrwxrwxrwx"), strict=True):
-        device = path.stem.removeprefix("pytest-accel-")
-        about = f"{device} is held by {path}, which is no lock file (its mode is {what}, and not -rw-rw-rw-)"
-        assert about in run.failure("test_held")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import stat
 import subprocess
@@ -23,6 +22,7 @@ from pytest_accel.leases.demand import Holder, decode
 from pytest_accel.leases.locks import SessionLocks, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, default_folder, file_name, lock_path
 from tests.deadline import eventually
+from tests.other_user import NEEDS_ROOT, OTHER_USER, run_as_other_user
 
 ROOT = Path(__file__).parents[2]
 ME = Holder.here("tests/test_x.py::test_one")
@@ -353,23 +353,18 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def as_another_user(script: str, *arguments: str) -> str:
-    """Run `script` as another user and return its output; skip the test unless this user is root."""
-    if os.getuid() != 0:
-        pytest.skip("needs root, to run a process as another user")
-    # The user changes after the import, because only root may be able to read the interpreter's files.
-    drop = (
-        "import os, pwd, sys, pathlib, pytest_accel.leases.locks; them = pwd.getpwnam('nobody')\n"
-        "os.setgroups([]); os.setgid(them.pw_gid); os.setuid(them.pw_uid)\n"
+def as_another_user(script: str, folder: Path) -> str:
+    """Run `script` as another user and return its output; `folder` is the path of the locks."""
+    head = (
+        "import os, sys, pathlib\n"
         "from pytest_accel.leases.shared_folder import LockFolderError\n"
         "from pytest_accel.leases.demand import Holder\n"
         "from pytest_accel.leases.locks import SessionLocks, who_holds\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
     )
-    command = [sys.executable, "-c", drop + script, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    with run_as_other_user(f"folder = pathlib.Path(sys.argv[1])\n{script}", str(folder), head=head) as process:
+        output, _ = process.communicate()
+        assert process.returncode == 0
+    return output.strip()
 
 
 TAKE = """
@@ -381,17 +376,18 @@ locks.close()
 """
 
 
+@NEEDS_ROOT
 def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
     open_folder.chmod(0o1777)
-    assert as_another_user(TAKE, str(open_folder)) == "None True False"
+    assert as_another_user(TAKE, open_folder) == "None True False"
     mine = SessionLocks(open_folder)
     assert lock_path(open_folder, "GPU-1").stat().st_uid != os.getuid()
     assert mine.lock("GPU-1")
     mine.describe("GPU-1", ME)
     mine.wish({"GPU-1": ME})
-    assert as_another_user(TAKE, str(open_folder)) == f"{ME} False True"
+    assert as_another_user(TAKE, open_folder) == f"{ME} False True"
     mine.close()
-    assert as_another_user(TAKE, str(open_folder)) == "None True False"
+    assert as_another_user(TAKE, open_folder) == "None True False"
 
 
 REFUSED = """
@@ -404,10 +400,11 @@ except LockFolderError as error:
 """
 
 
+@NEEDS_ROOT
 def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder: Path) -> None:
     folder = open_folder / "locks"
     open_folder.chmod(0o1777)
-    assert as_another_user(REFUSED, str(folder)) == "", "the folder belongs to the user who made it"
+    assert as_another_user(REFUSED, folder) == "", "the folder belongs to the user who made it"
     with pytest.raises(
         LockFolderError, match=rf"locks belongs to nobody.*install -d -m 1777.*{VARIABLE} names another"
     ):
@@ -415,23 +412,23 @@ def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder
     for path in folder.iterdir():
         path.unlink()
     os.chown(folder, 0, 0)
-    assert as_another_user(REFUSED, str(folder)) == ""
+    assert as_another_user(REFUSED, folder) == ""
     folder.chmod(0o777)
-    assert "locks has mode 0777: other users may write to it" in as_another_user(REFUSED, str(folder))
+    assert "locks has mode 0777: other users may write to it" in as_another_user(REFUSED, folder)
     folder.chmod(0o755)
-    assert f"{folder} is not writable for this user" in as_another_user(REFUSED, str(folder))
+    assert f"{folder} is not writable for this user" in as_another_user(REFUSED, folder)
     folder.chmod(0o1777)
     path = lock_path(folder, "GPU-1")
     # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
     path.chmod(0o644)
-    os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
+    os.chown(path, OTHER_USER, -1)
     assert (
-        as_another_user(REFUSED, str(folder))
+        as_another_user(REFUSED, folder)
         == f"{path}, which is no lock file (its mode is -rw-r--r--, and not -rw-rw-rw-)"
     )
     path.chmod(0o600)
     os.chown(path, 0, -1)
     assert (
-        as_another_user(REFUSED, str(folder))
+        as_another_user(REFUSED, folder)
         == f"{path}, which is no lock file (its mode is -rw-------, and not -rw-rw-rw-)"
     )

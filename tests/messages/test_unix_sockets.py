@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,38 +20,9 @@ from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.messages import unix_sockets
+from tests.other_user import NEEDS_ROOT, OTHER_USER, run_as_other_user
 
-OTHER_USER = 1002
-"""User id and group id of the other user."""
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux, to be another user"
-)
-
-_BECOME_OTHER_USER = f"""
-import os, socket, sys
-
-os.setgroups([])
-os.setresgid(*[{OTHER_USER}] * 3)
-os.setresuid(*[{OTHER_USER}] * 3)
-
-"""
-
-
-@contextlib.contextmanager
-def run_as_other_user(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `script` in a process of the other user; yield the process and kill it at the end."""
-    # The interpreter starts as root, because other users may have no access to its folder.
-    with subprocess.Popen(
-        [sys.executable, "-c", _BECOME_OTHER_USER + script, *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+pytestmark = NEEDS_ROOT
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -156,6 +125,7 @@ def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
 
 
 def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporary: Path) -> None:
+    """It is not in the lock folder, whose owner could rename it: only the temporary folder is looked at."""
     path = temporary / f"pytest-accel-{os.getuid()}"
     with run_as_other_user("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
         other.wait()

@@ -31,6 +31,7 @@ PATTERNS = {
 
 
 def test_patterns_match_a_test_and_what_contains_it(suite: Suite) -> None:
+    suite.without_torch()
     suite.write(
         "tests/gpu/test_x.py",
         """

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.record.census import read_job
-from tests.background_suite import BackgroundSuite, torchrun
+from tests.background_suite import PYTEST, BackgroundSuite, torchrun
 from tests.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, start_endless, suites
+from tests.session_server import WITHOUT_TORCH
 
 PROGRAM = torchrun(2)
 
@@ -70,7 +72,7 @@ _ALONE = """
 
     @pytest.mark.devices(1)
     @pytest.mark.parametrize("number", range(3))
-    def test_device(number, devices):
+    def test_device(number, accel):
         assert not OF_LAUNCHER & os.environ.keys()
         IN_USE.touch(exist_ok=False)  # Another process would have the only device, too.
         IN_USE.unlink()
@@ -81,7 +83,7 @@ _ALONE = """
         assert OF_LAUNCHER <= os.environ.keys()
 
 
-    @pytest.mark.distributed(3, kind="cpu")
+    @pytest.mark.distributed(3, kind="cpu", init=False)
     def test_more_ranks_than_processes(gather):
         assert gather(os.environ["RANK"]) == ["0", "1", "2"]
 """
@@ -91,7 +93,7 @@ _MPI_JOB = """
     import pytest
 
 
-    @pytest.mark.distributed(2, launcher="mpirun", kind="cpu")
+    @pytest.mark.distributed(2, launcher="mpirun", kind="cpu", init=False)
     def test_mpi_job(gather):
         numbers = [os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ]
         assert gather(numbers) == [["0"], ["1"]]
@@ -109,7 +111,10 @@ def test_each_process_is_a_session_by_itself_unless_it_is_asked(
         suite.write("test_mpi.py", _MPI_JOB)
     files = ("--accel-record=record.jsonl", "--accel-durations=times.json", "--accel-output=logs")
 
-    run = suite.start(*files, *options, program=PROGRAM).finish()
+    # torchrun itself needs torch.
+    path = os.pathsep.join(filter(None, [WITHOUT_TORCH, os.environ.get("PYTHONPATH")]))
+    program = (*PROGRAM[: -len(PYTEST[1:])], "--no-python", "env", f"PYTHONPATH={path}", *PYTEST)
+    run = suite.start(*files, *options, program=program).finish()
 
     line = "accel: torchrun has started 2 processes, each with its own session; --accel-launcher on makes one session"
     assert run.text.count(line) == 2, run.text
