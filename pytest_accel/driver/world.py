@@ -40,6 +40,8 @@ from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
 """Seconds between two looks at ranks that send nothing: whether they were held up, and whether a time is over."""
+_LONGEST_HOLD = 1.0
+"""Seconds that a rank with a passed setup waits with its call for the setup of another rank, which may wait for it."""
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
@@ -257,8 +259,8 @@ class World:
         elif self.monitor.call_began is not None and self._ends_soon(limit):
             return
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            # A rank that has failed in the setup may wait for ranks that wait with the call.
-            if self.monitor.call_began is None and self._any_failed_or_ended:
+            # A rank that has failed in the setup, or is in it for long, may wait for ranks that wait with the call.
+            if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
                 self._begin_call(Command.RUN_CALL)
             self._pump_or_give_up(pending, when, limit)
         # After a failure, wait for all ranks, to report their ends with the failure.
@@ -299,6 +301,12 @@ class World:
         settled = {rank.rank: rank.outcome("call") for rank in self._ranks if rank.settled("call")}
         expected = {rank for rank, outcome in settled.items() if expected_ends.is_expected(outcome, ends)}
         return [rank for rank in self._ranks if rank.rank not in expected]
+
+    @property
+    def _any_held_long(self) -> bool:
+        """True if a rank has passed the setup longer than `_LONGEST_HOLD` ago."""
+        passed = [rank.reports["setup"].at for rank in self._ranks if "setup" in rank.reports]
+        return bool(passed) and monotonic() > min(passed) + _LONGEST_HOLD
 
     def _pump_or_give_up(self, pending: list[LinkToRank], when: When, limit: PhaseLimit) -> None:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace of a failure."""

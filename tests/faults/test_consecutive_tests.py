@@ -9,7 +9,7 @@ from tests.background_suite import BackgroundSuite
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 
-def test_ranks_wait_for_hooks_of_the_driver(suite: BackgroundSuite) -> None:
+def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(suite: BackgroundSuite) -> None:
     """The hooks remove files between tests, and take their time, as they may under pytest alone."""
     suite.write(
         "conftest.py",
@@ -67,7 +67,18 @@ def test_ranks_wait_for_hooks_of_the_driver(suite: BackgroundSuite) -> None:
             deadline = time.monotonic() + 0.15
             while time.monotonic() < deadline:
                 assert path.read_text() == str(number)
+
+
+        @pytest.fixture
+        def waits_for_the_other_call(rank):
+            while rank == 0 and not (OUTPUTS / "called").exists():
+                time.sleep(0.01)
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_calls(waits_for_the_other_call):
+            (OUTPUTS / "called").touch()
         """,
     )
     (suite.path / "outputs").mkdir()
-    assert suite.run("--accel-timeout", "60").count() == {"PASSED": 8}
+    assert suite.run("--accel-timeout", "60").count() == {"PASSED": 9}
