@@ -170,9 +170,9 @@ def reason_of_skip(longrepr: Any) -> str:
 def filter_frames(item: pytest.Item, hidden: re.Pattern[str]) -> None:
     """Make pytest leave out frames of `item`'s failures, and show one line for each other frame of a library.
 
-    Frames of modules whose names match `hidden` are left out, unless all other frames are of libraries. The deepest frame outside of libraries is shown in full. pytest itself shortens the
-    frames between the first and the last, so frames are shortened in its default style only. With ``--full-trace``,
-    pytest shows all.
+    Frames of modules whose names match `hidden` are left out, unless all other frames are of libraries. The deepest
+    frame outside of libraries is shown in full. pytest itself shortens the frames between the first and the last, so
+    frames are shortened in its default style only. With ``--full-trace``, pytest shows all.
     """
     # pytest has no public way: `__tracebackhide__` would hide frames of a module in all failures.
     config: Any = item.config
