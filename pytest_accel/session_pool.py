@@ -203,7 +203,11 @@ class RankInputs:
         """Return the `workerinput` of each rank of a new world."""
         numbers = list(islice((number for number in count(self._first) if number not in self._taken), ranks))
         self._taken.update(numbers)
-        common = {"workercount": max(self._taken) + 1, "testrunuid": self._run, "mainargv": list(sys.argv)}
+        common = {
+            "workercount": max(self._taken, default=self._first) + 1,
+            "testrunuid": self._run,
+            "mainargv": list(sys.argv),
+        }
         return tuple({"workerid": f"gw{number}", **common} for number in numbers)
 
     def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
