@@ -271,11 +271,8 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
 
 def as_keywords(mark: pytest.Mark) -> pytest.Mark:
     """Return `mark` with its first argument given by name, if it is one of the plugin's and has only this argument."""
-    if (
-        mark.name not in _ARGUMENTS
-        or len(mark.args) != 1
-        or (first := next(iter(_ARGUMENTS[mark.name]))) in mark.kwargs
-    ):
+    first = next(iter(_ARGUMENTS.get(mark.name, ())), None)
+    if first is None or len(mark.args) != 1 or first in mark.kwargs:
         return mark
     named: pytest.Mark = getattr(pytest.mark, mark.name)(**{first: mark.args[0]}, **mark.kwargs).mark
     return named

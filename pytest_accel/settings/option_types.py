@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from pytest_accel.core.kinds import check_kind, kinds
+from pytest_accel.settings.select_expression import ExplainedError, parse
 
 if TYPE_CHECKING:
     from pytest_accel.core.device import Share
@@ -26,10 +27,6 @@ _MOST_PLANNED = 256
 _MOST_RESOURCES = 512
 """Maximum number of a named resource. Each is a lock file, open while a test has it; a process may open 1,024 files."""
 _RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
-
-
-class ExplainedError(ValueError):
-    """Raised for a value that is not allowed, with a message that shows the value and says what is allowed."""
 
 
 def _check(is_allowed: bool, value: object) -> None:
@@ -213,7 +210,5 @@ def cluster(value: object) -> str:
 
 def condition(value: object) -> str:
     """Return the text of a condition on what tests need."""
-    from pytest_accel.settings.select_expression import parse
-
     parse(given := text(value))
     return given

@@ -414,11 +414,11 @@ def _convert(definition: _Option, value: object) -> Any:
     """Return the value of a setting. Raise ValueError with a text that says what is allowed."""
     if definition.read == "text" and isinstance(value, str) and value.strip():
         return value.strip()  # Without the import, which few sessions need.
-    from pytest_accel.settings import option_types
+    from pytest_accel.settings import option_types, select_expression
 
     try:
         return getattr(option_types, definition.read)(value)
-    except option_types.ExplainedError:
+    except select_expression.ExplainedError:
         raise
     except ValueError:
         raise ValueError(f"must be {_allowed(definition)}, got {value!r}") from None

@@ -13,11 +13,14 @@ from itertools import pairwise
 from pytest_accel.core.kinds import check_kind
 from pytest_accel.core.units import parse_memory
 from pytest_accel.core.world_key import Needs
-from pytest_accel.settings.option_types import ExplainedError
 
 Condition = Callable[[Needs], bool]
 _WORDS = ("devices", "world_size", "ranks_per_node", "nodes", "kind", "memory", "backend", "share", "marked", "fits")
 _EXAMPLES = {"kind": "kind == 'cuda'", "backend": "backend == 'nccl'", "memory": "memory >= '40GiB'"}
+
+
+class ExplainedError(ValueError):
+    """Raised for a setting that is not allowed, with a message that shows the value and says what is allowed."""
 
 
 class SelectError(ExplainedError):

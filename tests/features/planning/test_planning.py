@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from pytest_accel.settings.option_types import ExplainedError, planned_machine
+from pytest_accel.settings.option_types import planned_machine
+from pytest_accel.settings.select_expression import ExplainedError
 from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
