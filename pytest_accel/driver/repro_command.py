@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -62,11 +62,11 @@ def append(report: pytest.TestReport, command_line: str, option: argparse.Namesp
         report.longrepr = f"{longrepr}\n{_TITLE}: {command_line}"
 
 
-def _with_prefix(args: Iterable[object], prefixes: tuple[str, ...]) -> Iterator[str]:
-    """Yield the words of `args` that begin with one of `prefixes`, and their values."""
+def _with_prefix(args: Iterable[object], prefixes: tuple[str, ...]) -> list[str]:
+    """Return the words of `args` that begin with one of `prefixes`, with their values, each option once."""
+    found: dict[tuple[str, ...], None] = {}
     words = map(str, args)
     for word in words:
         if word.startswith(prefixes):
-            yield word
-            if word in _WITH_VALUES:
-                yield next(words, "")
+            found[(word, next(words, "")) if word in _WITH_VALUES else (word,)] = None
+    return [word for option in found for word in option]
