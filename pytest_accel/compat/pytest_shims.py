@@ -240,7 +240,7 @@ def attach_log_handlers_directly() -> None:
                 self.orig_level = root.level
                 root.setLevel(min(root.level, self.level))
             loggers = [one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
-            self.attached_loggers = [root, *(one for one in loggers if not one.propagate)]
+            self.attached_loggers = [root, *[one for one in loggers if not one.propagate]]
             for one in self.attached_loggers:
                 one.handlers.append(self.handler)
             return self.handler

@@ -164,6 +164,12 @@ def groups() -> dict[ProcessGroup, str]:
     return {} if module is None else module._world.pg_names.copy()
 
 
+def default_group() -> ProcessGroup | None:
+    """Return the default process group of this process; None if it has none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return None if module is None else module._world.default_pg
+
+
 def created_groups() -> int:
     """Return how many groups torch has numbered in this process. torch derives the name of the next group from it."""
     module = sys.modules.get("torch.distributed.distributed_c10d")

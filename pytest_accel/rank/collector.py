@@ -5,9 +5,8 @@ The session collects nothing when it starts. A file is collected when the driver
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from os import environ
 from os.path import relpath
@@ -17,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import PreloadWarning
 from pytest_accel.compat.pytest_shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.compat.torch_variables import READ_AT_IMPORT
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
 from pytest_accel.core.source_files import digest_of, text_of
 from pytest_accel.core.truncation import cut_end
-from pytest_accel.messages.rank_messages import RunTest, TornDown, WarningSketch
+from pytest_accel.messages.rank_messages import RunTest, TornDown
 from pytest_accel.messages.serialization import exception_text, sketch
+from pytest_accel.rank.context import RankContext
 
 _MOST_NAMES = 5
-"""Number of names of tests that a message lists."""
+"""Number of names of tests that a message lists at most."""
 _LONGEST_NAME = 100
 """Number of characters that a message shows of each name."""
 
@@ -61,9 +60,13 @@ class RankCollector:
     There is one instance in each rank.
     """
 
-    def __init__(self, late_variables: LateVariables) -> None:
-        self.late_variables = late_variables
-        """Watches the imports of the files that are collected."""
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self.late_variables: list[tuple[str, str]] = []
+        """Paths of files, each with a variable that torch reads at import and the file has set after that.
+
+        Such a variable has an effect under plain pytest, and none in a rank that was forked from a process with torch.
+        """
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
         self._import_error = ""
@@ -169,8 +172,9 @@ class RankCollector:
         self._collected = []
         self._file = Path(path)
         self._announce_conftests(session.config)
+        before = dict(environ)
         try:
-            with suppress(pytest.UsageError), self.late_variables.watching(path):
+            with suppress(pytest.UsageError):
                 session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
                 known = set(map(id, self._collected))
@@ -178,6 +182,9 @@ class RankCollector:
         except SystemExit as error:
             last = extract_tb(error.__traceback__)[-1]
             self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
+        if self._context.began_with_torch:
+            changed = [name for name in sorted(READ_AT_IMPORT) if environ.get(name) != before.get(name)]
+            self.late_variables += [(path, name) for name in changed]
         marked = [item for item in self._collected if item.get_closest_marker("xfail") is not None]
         self.unexpected[path] = frozenset(reference(item) for item in marked if not expects_failure(item))
         for item in self._collected:
@@ -281,13 +288,8 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
     if len(same) == node.places[-1].members:
         text += ", with other names or in another order"
     why = ". The parameters of a test must be the same in every process" if same else ""
-    return TestNotFound(f"{file}: {text}; it has {_listed(same or found)}{why}")
-
-
-def _listed(tests: Sequence[tuple[str, ...]]) -> str:
-    """Return the names of the first tests, and the number of the others."""
-    more = [f"{len(tests) - _MOST_NAMES} more"] if len(tests) > _MOST_NAMES else []
-    return ", ".join([*map(_shown, tests[:_MOST_NAMES]), *more]) or "no test"
+    listed = ", ".join(map(_shown, (same or found)[:_MOST_NAMES])) or "no test"
+    return TestNotFound(f"{file}: {text}; it has {listed}{why}")
 
 
 def _shown(names: tuple[str, ...]) -> str:
@@ -307,54 +309,3 @@ def _leave_xfail_to_the_driver(item: pytest.Item) -> None:
     """Remove the xfail marks of `item`: the driver applies them to the merged result of all ranks."""
     for node in item.listchain():
         node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "xfail"]
-
-
-class LateVariables:
-    """Finds the variables that test files set too late. There is one instance in each rank."""
-
-    def __init__(self) -> None:
-        """Call this when the rank has its environment, before any file of the suite is imported."""
-        self.active = "torch" in sys.modules
-        """False if the rank began without torch, because its test or the session asks for that."""
-        self._original = _values()
-        self._changed: list[tuple[str, str]] = []
-        """Paths of test files, each with a variable that the file has changed after torch has read it."""
-
-    @contextmanager
-    def watching(self, path: str) -> Generator[None, None, None]:
-        """Find the variables that change in this block, in which the test file `path` is imported."""
-        before = _values()
-        try:
-            yield
-        finally:
-            if self.active:
-                after = _values()
-                self._changed += [
-                    (path, name)
-                    for name in sorted(READ_AT_IMPORT)
-                    if after[name] not in (before[name], self._original[name])
-                ]
-
-    def take_warnings(self, root: Path) -> list[WarningSketch]:
-        """Return a warning for each variable that has been set too late since the last call.
-
-        Paths are shown relative to `root`. A test gets the warnings of another file if the rank has run no test of it.
-        """
-        changed, self._changed = self._changed, []
-        return [
-            WarningSketch(
-                f"{relpath(path, root)} sets {name}, which torch reads when it is imported: no effect in ranks, which "
-                "are forked from a process that has imported torch. Set it in the mark's env=, or where pytest is "
-                "started, or use accel_preload = none",
-                PreloadWarning.__module__,
-                PreloadWarning.__name__,
-                path,
-                1,
-                None,
-            )
-            for path, name in changed
-        ]
-
-
-def _values() -> dict[str, str | None]:
-    return {name: environ.get(name) for name in READ_AT_IMPORT}

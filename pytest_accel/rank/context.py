@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from sys import modules
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,10 @@ class RankContext:
         self.rank = rank
         self.config: pytest.Config
         """The configuration of this rank's pytest session. It does not exist before the session is configured."""
+        self.began_with_torch = "torch" in modules
+        """False if the rank began without torch, because its test or the session asks for that."""
+        self.is_prepared = False
+        """True if the rank has been prepared for its first test."""
         self.in_test = False
         """True while the rank runs a test."""
         self.tests = 0
@@ -47,8 +52,8 @@ class RankContext:
         """The name of the `Gathering` in which this rank waits for others."""
         self.store: Store | None = None
         """The world's store for tests. Any process that reaches its port can write to it."""
-        self.store_connection: int | None = None
-        """The descriptor of this rank's connection to the store; None if it is not known."""
+        self.lends_store = False
+        """True once a test has used the store."""
         self.signed_store: SignedStore | None = None
         """The same store, for values that only ranks of this world can have written."""
         self.default_group: ProcessGroup | None = None

@@ -127,10 +127,12 @@ def reset_peak_memory(device: str) -> None:
         module.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: str) -> int | None:
-    """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
+def peak_memory(device: str) -> dict[str, int]:
+    """Return the property of a test for the peak of the bytes that torch has allocated, if torch counts them."""
     module = _module_of(device)
-    return int(module.max_memory_allocated(device)) if hasattr(module, "max_memory_allocated") else None
+    if not hasattr(module, "max_memory_allocated"):
+        return {}
+    return {"accel_peak_memory": int(module.max_memory_allocated(device))}
 
 
 def _module_of(device: str) -> Any:

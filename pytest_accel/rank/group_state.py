@@ -14,9 +14,9 @@ from os import getpid, uname
 from pathlib import Path
 from signal import sigwait
 from struct import error, unpack
-from sys import _current_frames, modules
+from sys import _current_frames
 from threading import get_ident, get_native_id, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -31,7 +31,6 @@ from pytest_accel.core.signals import FLIGHT_SIGNAL
 from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.messages.struct_messages import encode
-from pytest_accel.messages.unix_sockets import is_readable
 from pytest_accel.rank.operations import Issued, counter
 
 if TYPE_CHECKING:
@@ -191,17 +190,9 @@ def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]
     return tuple(one for one in found if start <= one.issued <= stop)
 
 
-def _distributed() -> Any:
-    """Return torch.distributed; None if this process has not imported it, or torch was built without it."""
-    dist: Any = modules.get("torch.distributed")
-    return dist if dist is not None and dist.is_available() else None
-
-
 def label(group: ProcessGroup) -> str:
     """Return the name of `group`; `DEFAULT_GROUP` for the default group."""
-    import torch.distributed as dist
-
-    return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
+    return DEFAULT_GROUP if group is torch_api.default_group() else str(group.group_name)
 
 
 def labels(names: frozenset[str]) -> list[str | None]:
@@ -235,14 +226,12 @@ def uses(context: RankContext) -> dict[str, GroupUse]:
 
 
 def reaches_store(context: RankContext) -> bool:
-    """Return whether this rank is still connected to the world's store, if it has one.
+    """Return whether this rank is still connected to the world's store, if tests use it.
 
     torch's server ends the connection when a key or a value is too large, and torch does not connect again.
     """
-    connection = context.store_connection
-    # To ask the server after each test would take a tenth of the test's time, and more on a busy machine. It sends
-    # nothing but answers, so something to read is the end of the connection, or an answer to another thread.
-    if context.store is None or (connection is not None and not is_readable(connection)):
+    # To ask the server after each test would take a tenth of the test's time, and more on a busy machine.
+    if context.store is None or not context.lends_store:
         return True
     try:
         context.store.check(["accel"])
@@ -253,15 +242,12 @@ def reaches_store(context: RankContext) -> bool:
 
 def has_own_default(context: RankContext) -> bool:
     """Return whether the default process group is still the group that the world was started with."""
-    dist = _distributed()
-    return dist is not None and context.default_group is not None and dist.group.WORLD is context.default_group
+    return context.default_group is not None and torch_api.default_group() is context.default_group
 
 
 def is_numbered_as_its_world(context: RankContext) -> bool:
     """Return whether torch numbers the ranks as the world does. It does not if only some ranks created the group."""
-    dist = _distributed()
-    if dist is None or not dist.is_initialized():
-        return False
-    if dist.group.WORLD is context.default_group:
-        return True
-    return bool((dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks))
+    group = torch_api.default_group()
+    if group is None or group is context.default_group:
+        return group is not None
+    return (group.rank(), group.size()) == (context.rank, context.spec.ranks)

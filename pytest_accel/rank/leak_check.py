@@ -33,7 +33,7 @@ from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
-from pytest_accel.rank.device_memory import allocated_memory, grown_memory
+from pytest_accel.rank.device_memory import allocated_memory, grown_memory, peak_memory
 
 if TYPE_CHECKING:
     import pytest
@@ -133,24 +133,29 @@ class LeakCheck:
             torch_api.rpc_initialisations(),
         )
 
-    def end(self, failed_work: FailedWork | None) -> Finished:
+    def end(self, failed_work: FailedWork | None, *, is_expected: bool) -> Finished:
         """Put settings back after the teardown of the test; return its last message, which has its leaks.
 
-        `failed_work` is work on a device that has failed, after which the device is unusable for this process.
+        `failed_work` is work on a device that has failed, after which the device is unusable for this process;
+        `is_expected` is True if the test has not failed.
         """
         found: list[Leak] = []
         before, self._before = self._before, None
-        groups_by_test = 0
+        groups_by_test, context = 0, self._context
         if before is not None:
             found = self._leaks(before, self._after, may_use_devices=failed_work is None)
-            if group_state.has_own_default(self._context):  # Otherwise, torch has begun to count again.
+            if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
                 groups_by_test = self._after.created - before.created
         return Finished(
             leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
             device_error="" if failed_work is None else str(failed_work),
+            uses=group_state.uses(context),
+            groups=torch_api.created_groups(),
             groups_by_test=groups_by_test,
-            doubt=self._doubt(),
+            doubt=self._doubt(failed_work if is_expected else None),
+            unawaited=context.operations.end(),
+            properties=peak_memory(context.torch_device),
         )
 
     def _leaks(self, before: _Seen, after: _Seen, *, may_use_devices: bool) -> list[Leak]:
@@ -172,9 +177,14 @@ class LeakCheck:
             found.append(Leak(LeakKind.RPC, lasting=True))
         return found
 
-    def _doubt(self) -> str:
-        """Return why the rank should not run another test, although this test has left nothing; empty if it may."""
+    def _doubt(self, failed_work: FailedWork | None) -> str:
+        """Return why the rank should not run another test, although this test did nothing wrong; empty if it may.
+
+        `failed_work` is what the test has expected.
+        """
         context = self._context
+        if failed_work is not None and failed_work.seen:
+            return f"the test expected an error of a device, which is unusable now: {failed_work}"
         if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
             return "the test destroyed or replaced the world's default process group"
         if torch_api.rpc_initialisations() and not torch_api.rpc_is_running():

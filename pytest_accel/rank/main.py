@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import struct
 import sys
-from functools import partial
 from multiprocessing import connection, process
 from os import getpid
 from types import SimpleNamespace
-from typing import IO
 
 import msgspec
 import pytest
@@ -26,10 +23,8 @@ from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotR
 from pytest_accel.messages.role import Role
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.rank import coverage, process_group, rank_plugin, torch_devices
-from pytest_accel.rank.collector import LateVariables
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.rank_output import RankOutput
-from pytest_accel.rank.stack_file import LastPlace, write_stacks
+from pytest_accel.rank.stack_file import StackFile
 
 
 class _RankStart:
@@ -41,8 +36,6 @@ class _RankStart:
         """The list passed to `pytest.main`, which pytest has not read yet when it registers this plugin."""
         self._session = session
         self._role = role
-        self._stack_file: IO[str] | None = None
-        """The file for stacks, kept open until the process exits."""
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Take on the role. pytest calls this hook first, when it registers this plugin."""
@@ -50,13 +43,8 @@ class _RankStart:
         log.start_here(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)
-        output = RankOutput(context)
-        path = rank_path(session.directory, spec.world, rank, "stack")
-        self._stack_file = open(path, "w+", encoding="utf-8")  # noqa: SIM115
-        context.operations.last_place = LastPlace(self._stack_file)
-        signal.signal(STACK_SIGNAL, partial(write_stacks, self._stack_file))
-        faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
-        signal.siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
+        self.plugin = rank_plugin.RankPlugin(context, self._role)
+        context.operations.stack_file = StackFile(rank_path(session.directory, spec.world, rank, "stack"))
         _set_environment(context, self._role.port)
         torch_devices.limit_threads()
         coverage.start(session.coverage if session.shared else None, pluginmanager)
@@ -65,7 +53,6 @@ class _RankStart:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, self._role, LateVariables(), output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import update_wrapper
 from sys import _getframe
@@ -34,7 +34,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.truncation import first_line
 from pytest_accel.messages.flight_record import COLLECTIVES
 from pytest_accel.messages.rank_messages import Channel, UnawaitedCollective
-from pytest_accel.rank.stack_file import LastPlace
+from pytest_accel.rank.stack_file import StackFile
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -78,7 +78,7 @@ class Operations:
         """The operations by their results."""
         self.awaited: Work | None = None
         """The result for which this rank waits without a limit, in any thread."""
-        self.last_place: LastPlace | None = None
+        self.stack_file: StackFile
         self._lock = Lock()  # Tests start collectives from several threads.
         self._started: dict[int, tuple[Work, UnawaitedCollective]] = {}
         """The collectives of the running test that nobody has waited for, by the identity of their results."""
@@ -171,11 +171,9 @@ class Operations:
 
     def _keep(self, group: ProcessGroup, name: str, work: Work, args: tuple[object, ...]) -> None:
         function, code, line = find_place(name, _getframe(3))
-        if self.last_place is not None:
-            self.last_place.set(code, line)
+        self.stack_file.set_place(code, line)
         if self._in_test() and self._is_of_gloo(group, args):
             with self._lock:
-                self._forget_successful()
                 self._started[id(work)] = work, UnawaitedCollective(function, code.co_filename, line, None)
 
     def _is_of_gloo(self, group: ProcessGroup, args: tuple[object, ...]) -> bool:
@@ -194,15 +192,6 @@ class Operations:
                 if work.is_completed():
                     self._started.pop(id(work), None)
 
-    def _forget_successful(self) -> None:
-        """Forget the first collectives that have succeeded, so that their tensors are not kept in memory."""
-        for key, (work, _) in list(self._started.items()):
-            if not work.is_completed():
-                break
-            with suppress(RuntimeError):  # It has failed, and its test may still wait for it.
-                self._wait(work)
-                del self._started[key]
-
     def take_failure(self) -> bool:
         """Return whether a wait for an operation has raised an error since the last call of this function."""
         failed, self._failed = self._failed, False
@@ -210,8 +199,7 @@ class Operations:
 
     def end(self) -> tuple[UnawaitedCollective, ...]:
         """End the test: wait for its collectives, and return the collectives that failed or did not complete."""
-        if self.last_place is not None:
-            self.last_place.clear()
+        self.stack_file.clear_place()
         with self._lock:
             left, self._started = self._started, {}
         deadline = monotonic() + _LIMIT

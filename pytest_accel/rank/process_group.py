@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import util
 from os import close
 from socket import gethostname, socket
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from pytest_accel import features
 from pytest_accel.compat import torch_api
@@ -81,14 +81,12 @@ def prepare(context: RankContext, role: Role) -> None:
     else:
         store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
-    context.store_connection = _descriptor_of_connection(port)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     step("has reached the store of its world at port %d", port)
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else gethostname().encode())
     context.operations.install()
     _use_world_store(context, port)
-    _let_children_serve()
     if backend is not None:
         group_state.start(context)
         group_store = fake_store or dist.PrefixStore("world", store)
@@ -97,15 +95,6 @@ def prepare(context: RankContext, role: Role) -> None:
         )
         context.default_group = dist.group.WORLD
         step("has made the process group with %s", backend)
-
-
-def _descriptor_of_connection(port: int) -> int | None:
-    """Return the descriptor of this process's connection to the TCP `port` of its store; None if it is not found."""
-    with contextlib.suppress(psutil.Error, OSError, AttributeError):  # psutil 5 has another name for the method.
-        for connection in psutil.Process().net_connections("tcp"):
-            if getattr(connection.raddr, "port", None) == port:  # A socket that listens has an empty tuple.
-                return connection.fd
-    return None
 
 
 def _use_world_store(context: RankContext, port: int) -> None:
@@ -130,7 +119,9 @@ def _use_world_store(context: RankContext, port: int) -> None:
         agent = os.environ.get(AGENT_STORE) == "True"
         if world_size > context.spec.ranks or not (agent or named_port == port):
             # The group has other processes. At the world's own port all are clients, because its store is served there.
-            with contextlib.nullcontext() if named_port == port else _without_agent_store():
+            with pytest.MonkeyPatch.context() as patch:
+                if named_port != port:
+                    patch.delenv(AGENT_STORE, raising=False)
                 return original(hostname, named_port, rank, world_size, timeout, *options, **named)
         # If rank 0 served a store at the address, two worlds could not use the address at the same time, and a rank
         # that creates its next group before rank 0 has destroyed the previous group would read the old group's keys.
@@ -146,31 +137,6 @@ def _use_world_store(context: RankContext, port: int) -> None:
         return dist.PrefixStore(f"{place}/{turn}", served)
 
     torch_api.replace_store_creation(create)
-
-
-def _let_children_serve() -> None:
-    """Unset `AGENT_STORE` in processes that `multiprocessing` spawns, so that one of them can serve a store.
-
-    Processes that `multiprocessing` forks inherit the function that :func:`_use_world_store` has replaced.
-    """
-    start = util.spawnv_passfds
-
-    def start_without(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-        with _without_agent_store():
-            return start(path, args, passfds)
-
-    util.spawnv_passfds = start_without
-
-
-@contextlib.contextmanager
-def _without_agent_store() -> Iterator[None]:
-    """Unset `AGENT_STORE` in the ``with`` block, so that torch uses a store of its own."""
-    before = os.environ.pop(AGENT_STORE, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[AGENT_STORE] = before
 
 
 def _prepare_without_torch(context: RankContext, role: Role) -> None:
@@ -203,13 +169,9 @@ def _check_backend(backend: str, device_type: str) -> None:
                 f'or add @pytest.mark.devices(kind="{types[0]}")'
             )
         if not dist.is_backend_available(name):
-            usable = set(dist.Backend.backend_list) - {"undefined", "fake"}
-            here = ", ".join(sorted(one for one in usable if dist.is_backend_available(one)))
-            remedy = "import the package that registers it"
-            if name in dist.Backend.backend_list:
-                remedy = f"use a torch that is built with {name}"
             raise BackendError(
-                f"backend {name!r} is not available in torch {torch.__version__}: {remedy}, or use one of {here}"
+                f"backend {name!r} is not available in torch {torch.__version__}: import the package that registers "
+                f"it, or use a torch that is built with it; torch knows {', '.join(dist.Backend.backend_list)}"
             )
 
 
@@ -218,6 +180,7 @@ def store_of(context: RankContext, name: str) -> Store:
     import torch.distributed as dist
 
     assert context.store is not None
+    context.lends_store = True
     return dist.PrefixStore(name, context.store)
 
 
@@ -226,11 +189,11 @@ def wait_for_other_ranks(context: RankContext) -> None:
 
     The store ends with rank 0, and session fixtures of the other ranks may still use it.
     """
-    store = context.signed_store
+    store = context.store
     assert store is not None
     with contextlib.suppress(RuntimeError):  # Rank 0 has exited, or the wait has timed out.
         if context.rank:
-            store.set(f"ended/{context.rank}", b"")
+            store.set(f"ended/{context.rank}", "")
         elif context.spec.ranks > 1:  # With a timeout, since a rank may hang.
             store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_TIMEOUT)
 
@@ -304,8 +267,10 @@ class Gathering:
     def __init__(self, context: RankContext, name: str) -> None:
         """`name` distinguishes the exchange from others, also in reports of ranks that wait in it."""
         self._context, self._name = context, name
-        self._unread: list[str] = []
-        """Names of this rank's values that other ranks may not have read."""
+        self._last: list[str] = []
+        """The keys of this rank's value of the last call."""
+        self._earlier: list[str] = []
+        """The keys of its values of earlier calls that have not been removed."""
 
     @property
     def _store(self) -> SignedStore:
@@ -316,17 +281,12 @@ class Gathering:
         """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
         context, calls = self._context, self._context.exchanges
         calls[self._name] += 1
+        self._earlier += self._last
         if calls[self._name] == 1:  # All ranks have finished the last test, so they have read its values.
-            self._delete(self._unread)
+            self._store.delete(self._earlier)
         names = [f"{self._name}/{context.tests}/{calls[self._name]}/{rank}" for rank in range(context.spec.ranks)]
-        self._store.set(names[context.rank], value)
-        self._unread.append(names[context.rank])
+        self._last = self._store.set(names[context.rank], value)
         return names
-
-    def _delete(self, names: list[str]) -> None:
-        for name in names:
-            self._store.delete(name)
-        names.clear()
 
     def __call__(self, value: bytes) -> list[bytes]:
         """Return the values of all ranks, ordered by rank."""
@@ -339,7 +299,5 @@ class Gathering:
         finally:
             self._context.awaited_exchange = None
         # All ranks have reached this call, so all have read the values of the calls before it.
-        own = self._unread.pop()
-        self._delete(self._unread)
-        self._unread.append(own)
+        self._store.delete(self._earlier)
         return values

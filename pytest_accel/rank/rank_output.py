@@ -141,9 +141,10 @@ class _Streams:
 
     def _writes_here(self, number: int) -> bool:
         """Return False if a test has closed or replaced the descriptor `number`, or a debugger uses it."""
-        with suppress(OSError):
+        try:
             return samestat(fstat(number), self._identity)
-        return False
+        except OSError:
+            return False
 
     def start(self) -> None:
         """Undo what the test has done to the streams and their descriptors."""

@@ -29,10 +29,9 @@ from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command,
 from pytest_accel.messages.role import Role
 from pytest_accel.messages.worker_input import VARIABLES
 from pytest_accel.rank import device_memory, process_group, torch_devices
-from pytest_accel.rank.collector import LateVariables, RankCollector
+from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
-from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
@@ -53,6 +52,22 @@ _CHANGES_THE_RUN = (
 """Options of pytest and xdist that select, order, stop or distribute tests. Only the driver does that."""
 _DRIVER_PLUGINS = ("lfplugin", "nfplugin", "stepwiseplugin")
 """pytest's plugins that select or order tests and store their outcomes. Only the driver uses them."""
+_PACKAGES = frozenset(
+    {
+        "inline_snapshot",  # Compares no snapshots.
+        "pytest_bdd",  # Collects no steps for cucumber's report.
+        "pytest_benchmark",  # Measures nothing.
+        "pytest_jsonreport",  # Collects no metadata.
+        "pytest_mpl",  # Expects the folder of the results.
+        "pytest_mypy",  # Expects its settings.
+        "pytest_randomly",  # Expects the seed, which is an option of ranks.
+        "pytest_reportportal",  # Expects its service.
+        "random_order",  # Expects the seed.
+    }
+)
+"""Packages of plugins that work as in the main process (`MainProcessPlugins`), each with what it does in a worker."""
+_HOOKS = ("pytest_configure", "pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
+_ATTRIBUTES = ("workerinput", "workeroutput")
 
 
 class RankPlugin:
@@ -61,29 +76,20 @@ class RankPlugin:
     There is one instance in each rank.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        role: Role,
-        late_variables: LateVariables,
-        output: RankOutput,
-    ) -> None:
+    def __init__(self, context: RankContext, role: Role) -> None:
         self.context = context
+        self._output = RankOutput(context)
         self.served = False
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None if it has not ended."""
         self._role = role
-        self._collector = RankCollector(late_variables)
+        self._collector = RankCollector(context)
         self._listener = socket(fileno=role.listener)
         self._debugger = RankDebugger(self._listener)
-        self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
-        self._output = output
-        self._runner = TestRunner(
-            context, self._collector, self._debugger, self._leak_check, self._reports, output, self._is_prepared
-        )
+        self._runner = TestRunner(context, self._collector, self._debugger, self._reports, self._output)
 
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
@@ -159,7 +165,7 @@ class RankPlugin:
         # A rank that began without torch prepares for tests after it has imported the first test's file, which may set
         # variables that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so
         # it makes no difference.
-        if self._collector.late_variables.active and self._problem is not None:
+        if self.context.began_with_torch and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True
@@ -175,7 +181,7 @@ class RankPlugin:
         try:
             return (yield)
         finally:
-            if self.retired and self.context.signed_store is not None:
+            if self.retired and self.context.store is not None:
                 process_group.wait_for_other_ranks(self.context)
 
     def refuse(self, problem: CannotRun) -> None:
@@ -199,12 +205,10 @@ class RankPlugin:
             return CannotRun(format_exc())
         return None
 
-    def _is_prepared(self) -> bool:
-        return "_problem" in vars(self)
-
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""
         context, spec = self.context, self.context.spec
+        context.is_prepared = True
         if context.visible_devices:
             torch_devices.verify(context)
             step("sees exactly its devices")
@@ -241,26 +245,12 @@ class RankPlugin:
                 self.context.in_test = False
 
 
-_PACKAGES = frozenset(
-    {
-        "inline_snapshot",  # Compares no snapshots.
-        "pytest_bdd",  # Collects no steps for cucumber's report.
-        "pytest_benchmark",  # Measures nothing.
-        "pytest_jsonreport",  # Collects no metadata.
-        "pytest_mpl",  # Expects the folder of the results.
-        "pytest_mypy",  # Expects its settings.
-        "pytest_randomly",  # Expects the seed, which is an option of ranks.
-        "pytest_reportportal",  # Expects its service.
-        "random_order",  # Expects the seed.
-    }
-)
-"""Packages of the plugins, each with what it does in a worker."""
-_HOOKS = ("pytest_configure", "pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
-_ATTRIBUTES = ("workerinput", "workeroutput")
-
-
 class MainProcessPlugins:
-    """Hides from these plugins, in the hooks of a session's start and end, that the process is like a worker."""
+    """Hides from some plugins, in the hooks of a session's start and end, that the process is like a worker.
+
+    Such a plugin would do less in a process with `config.workerinput`, as xdist's workers have it, or expect data that
+    it sends to workers only if there is xdist. `features/plugins` does what is right for ranks.
+    """
 
     def __init__(self) -> None:
         self._config: pytest.Config | None = None

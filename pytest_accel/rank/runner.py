@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from os.path import relpath
 from signal import signal
 from traceback import format_exc, walk_tb
 from typing import Any
-from warnings import warn_explicit
+from warnings import WarningMessage, warn_explicit
 
 import pytest
 from msgspec import structs
 
 from pytest_accel import PreloadWarning, features
-from pytest_accel.compat import torch_api, torch_errors
+from pytest_accel.compat import torch_errors
 from pytest_accel.compat.pytest_shims import forget_sections, is_subtest, rename
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
@@ -85,19 +86,15 @@ class TestRunner:
         context: RankContext,
         collector: RankCollector,
         debugger: RankDebugger,
-        leak_check: LeakCheck,
         reports: RankReports,
         output: RankOutput,
-        is_prepared: Callable[[], bool],
     ) -> None:
-        """`is_prepared` returns whether the rank has been prepared for its first test."""
         self._context = context
         self._collector = collector
         self._debugger = debugger
-        self._leak_check = leak_check
+        self._leak_check = LeakCheck(context)
         self._reports = reports
         self._output = output
-        self._is_prepared = is_prepared
         self._raised: set[str] = set()
         """The first lines of the errors of devices that torch has raised in the running test."""
         context.announce = self.announce
@@ -139,7 +136,7 @@ class TestRunner:
                     problem += f" ({hidden})"
         except FileSkipped:
             # The rank has none of the file's tests, but `run` reports the requested one as skipped.
-            driver.send(Collected(frozenset([node.family]), prepared=self._is_prepared()))
+            driver.send(Collected(frozenset([node.family]), prepared=self._context.is_prepared))
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
@@ -149,7 +146,7 @@ class TestRunner:
         else:
             families = self._collector.families(node.path)
             unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
-            driver.send(Collected(families, unexpected, problem, self._is_prepared()))
+            driver.send(Collected(families, unexpected, problem, self._context.is_prepared))
 
     def run(self, session: pytest.Session, driver: LinkToDriver, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
@@ -171,7 +168,6 @@ class TestRunner:
                 test.late_teardown_error = f"teardown of the fixtures kept for another test failed:\n{text}"
         except FileSkipped as skipped:
             # There is no item, so pytest's protocol cannot run: make the reports here, without its hooks.
-            test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
@@ -233,21 +229,9 @@ class TestRunner:
             failed_work = torch_devices.failed_work(context, self._raised)
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
-            finished = self._leak_check.end(failed_work)
-            peak = device_memory.peak_memory(context.torch_device)
-            finished = structs.replace(
-                finished,
-                uses=group_state.uses(context),
-                groups=torch_api.created_groups(),
-                unawaited=context.operations.end(),
-                properties={} if peak is None else {"accel_peak_memory": peak},
-            )
+            finished = self._leak_check.end(failed_work, is_expected=not test.raised)
             if failed_work is None:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
-            elif failed_work.seen and not test.raised:
-                # The test expected the error and may pass, but no other test may run in this process.
-                doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
-                finished = structs.replace(finished, doubt=doubt)
         except Exception as error:
             # The test may have broken what is looked at here. The driver waits for the last message in any case.
             unchecked = Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True)
@@ -265,6 +249,7 @@ class TestRunner:
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_setup")
     def pytest_phase_setup(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
+        self._warn_of_late_variables()
         return (yield from self._phase("setup"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_call")
@@ -280,7 +265,11 @@ class TestRunner:
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_teardown")
     def pytest_phase_teardown(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
-        return (yield from self._phase("teardown"))
+        result = yield from self._phase("teardown")
+        # Fixtures may have started work on the devices in their teardown. If the test has failed, look only for leaks.
+        if self._test.only_passed:
+            self._wait_for_devices()
+        return result
 
     def _phase(self, when: When) -> Generator[None, object, object]:
         """Record that the phase `when` runs while the hooks of all other plugins for this phase are called."""
@@ -292,15 +281,21 @@ class TestRunner:
         finally:
             test.in_phase = False
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        """Warn about variables that the test's file has set too late, when it was imported."""
-        for warning in self._collector.late_variables.take_warnings(self._config.rootpath):
+    def _warn_of_late_variables(self) -> None:
+        """Warn about variables that files have set too late, when they were imported."""
+        while self._collector.late_variables:
+            path, name = self._collector.late_variables.pop(0)
+            text = (
+                f"{relpath(path, self._config.rootpath)} sets {name}, which torch reads when it is imported: no "
+                "effect in ranks, which are forked from a process that has imported torch. Set it in the mark's env=, "
+                "or where pytest is started, or use accel_preload = none"
+            )
             try:
-                warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
-            except PreloadWarning:
+                warn_explicit(text, PreloadWarning, path, 1)
+            except PreloadWarning as error:
                 # Show it, and go on: which test comes first in a new world must not decide which one fails.
-                self._test.warnings.append(warning)
+                warning = WarningMessage(error, PreloadWarning, path, 1)
+                self._test.warnings.append(sketch_warning(warning, None))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -320,15 +315,6 @@ class TestRunner:
             return result
         finally:
             self._context.in_call = False
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
-        """Wait for the work that fixtures start on the devices in their teardown, unless the test has failed before."""
-        __tracebackhide__ = True
-        result = yield
-        if self._test.only_passed:
-            self._wait_for_devices()
-        return result
 
     def _wait_for_devices(self) -> None:
         """Wait for the work on the rank's devices; raise RuntimeError for an error that the test has not seen."""

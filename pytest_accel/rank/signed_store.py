@@ -11,16 +11,11 @@ so rank 0 has no thread and may end first. The ranks must be on one machine.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
-from datetime import timedelta
 from hashlib import sha256
 from os import getpid, makedirs, replace, unlink
-from os.path import exists
 from threading import get_ident
 from time import sleep
 from typing import TYPE_CHECKING
-
-from pytest_accel.core.clock import monotonic
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -49,18 +44,15 @@ class SignedStore:
         self._store = store
         self._secret = secret
         self._place = place
-        self._further_parts: dict[str, list[str]] = {}
-        """The names of the parts after the first one, for each large value that this rank has set."""
 
-    def set(self, name: str, value: bytes) -> None:
-        """Set `name` to `value`, in parts if it is large."""
+    def set(self, name: str, value: bytes) -> list[str]:
+        """Set `name` to `value`, in parts if it is large; return the keys that :meth:`delete` removes."""
         further = [f"{name}/{start}" for start in range(_PART, len(value), _PART)]
         for number, part in enumerate(further, 1):
             self._set(part, value[number * _PART : (number + 1) * _PART])
-        if further:
-            self._further_parts[name] = further
         # Set the first part last: a rank that finds it must find the others.
         self._set(name, len(further).to_bytes(_COUNT_SIZE, "big") + value[:_PART])
+        return [name, *further]
 
     def _set(self, name: str, value: bytes) -> None:
         self._store.set(name, self._signature(name, value) + value)  # type: ignore[arg-type]
@@ -84,18 +76,10 @@ class SignedStore:
             )
         return value
 
-    def wait(self, names: Sequence[str], timeout: timedelta) -> None:
-        """Wait until all `names` are set, by any process; torch raises RuntimeError after `timeout`."""
-        self._store.wait(list(names), timeout)
-
-    def check(self, names: Sequence[str]) -> bool:
-        """Return whether all `names` are set, by any process."""
-        return bool(self._store.check(list(names)))
-
-    def delete(self, name: str) -> None:
-        """Remove `name`; no-op if it is not set. Only the rank that has set a large value can remove it."""
-        for key in (name, *self._further_parts.pop(name, ())):
-            self._store.delete_key(key)
+    def delete(self, keys: list[str]) -> None:
+        """Remove the `keys` of values that this rank has set, also from the list."""
+        while keys:
+            self._store.delete_key(keys.pop())
 
     def _signature(self, name: str, value: bytes) -> bytes:
         return hmac.digest(self._secret, b"%s\0%s" % (name.encode(), value), _DIGEST)
@@ -128,18 +112,6 @@ class FolderStore:
                     return file.read()
             except FileNotFoundError:
                 sleep(_INTERVAL)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Wait until all `keys` are set; raise RuntimeError, as torch does, after `timeout`."""
-        deadline = monotonic() + timeout.total_seconds()
-        while not self.check(keys):
-            if monotonic() >= deadline:
-                raise RuntimeError(f"not all values were set within {timeout.total_seconds()} seconds")
-            sleep(_INTERVAL)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all `keys` are set."""
-        return all(exists(self._path(key)) for key in keys)
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; return whether it was set."""

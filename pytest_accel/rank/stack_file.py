@@ -5,23 +5,26 @@ The code of an async test that waits is on no thread's stack.
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from mmap import mmap
 from os import write
-from signal import siginterrupt
+from signal import siginterrupt, signal
 from sys import modules
 from types import CodeType, FrameType
 from typing import IO, Any
 
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.paths import LAST_PLACE_SIZE
+from pytest_accel.core.signals import STACK_SIGNAL
 
 _KINDS = (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await"))
 """The prefixes of attributes of coroutines, generators and async generators, and the attribute for what they await."""
 
 
-def write_stacks(file: IO[str], number: int, frame: FrameType | None) -> None:
+def _write_tasks(file: IO[str], number: int, frame: FrameType | None) -> None:
     """Write the stacks of tasks with code of the suite to `file`, as faulthandler writes the stacks of threads.
 
     This is a handler of signals: the main thread runs `frame`. The test's task comes last, as the main thread does in
@@ -57,24 +60,29 @@ def _frames(awaited: object) -> Iterator[FrameType]:
         awaited = getattr(awaited, following)
 
 
-class LastPlace:
-    """The first bytes of the rank's file of stacks, mapped into memory: they outlive a process that SIGKILL ends.
+class StackFile:
+    """The file to which this rank writes its stacks on a signal; one for each rank, open until the process exits.
 
-    A rank that runs out of memory is killed without a stack. With this, its report says how far it had come.
+    Its first bytes, mapped into memory, have the place of the last collective: they outlive a process that SIGKILL
+    ends. A rank that runs out of memory is killed without a stack. With this, its report says how far it had come.
     """
 
-    def __init__(self, file: IO[str]) -> None:
-        """`file` is empty; what is written to it later follows the place."""
-        file.truncate(LAST_PLACE_SIZE)
-        file.seek(LAST_PLACE_SIZE)
-        self._bytes = mmap(file.fileno(), LAST_PLACE_SIZE)
+    def __init__(self, path: str) -> None:
+        """Make the file `path`, and write the stacks on `STACK_SIGNAL` from now on."""
+        self._file = open(path, "w+", encoding="utf-8")  # noqa: SIM115
+        self._file.truncate(LAST_PLACE_SIZE)
+        self._file.seek(LAST_PLACE_SIZE)
+        self._place = mmap(self._file.fileno(), LAST_PLACE_SIZE)
+        signal(STACK_SIGNAL, partial(_write_tasks, self._file))
+        faulthandler.register(STACK_SIGNAL, file=self._file, all_threads=True, chain=True)
+        siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
 
-    def set(self, code: CodeType, line: int) -> None:
+    def set_place(self, code: CodeType, line: int) -> None:
         """Set the place to the `line` of `code`, in the format of `python_stacks`."""
         text = f'Thread 0x0:\n  File "{code.co_filename}", line {line} in {code.co_name}\n\0'.encode()
         with suppress(IndexError):  # The path is too long.
-            self._bytes[: len(text)] = text
+            self._place[: len(text)] = text
 
-    def clear(self) -> None:
-        """Forget the place, at the start of a test."""
-        self._bytes[0] = 0
+    def clear_place(self) -> None:
+        """Forget the place, at the end of a test."""
+        self._place[0] = 0

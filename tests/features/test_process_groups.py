@@ -125,12 +125,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
 
         def test_variables(rank, local_rank, world_size, gather):
             assert not dist.is_initialized()
-            environ = {name: os.environ[name] for name in (
-                "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-                "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT",
-                "TORCHELASTIC_MAX_RESTARTS",
-            )}
-            assert environ == {
+            expected = {
                 "RANK": str(rank),
                 "WORLD_SIZE": "2",
                 "LOCAL_RANK": str(rank),
@@ -144,6 +139,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
                 "TORCHELASTIC_RESTART_COUNT": "0",
                 "TORCHELASTIC_MAX_RESTARTS": "0",
             }
+            assert {name: os.environ[name] for name in expected} == expected
             assert (local_rank, world_size) == (rank, 2)
             assert len(set(gather(os.environ["MASTER_PORT"]))) == 1
             assert len(set(gather(os.environ["TORCHELASTIC_RUN_ID"]))) == 1
@@ -196,20 +192,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
             assert not dist.is_initialized()
         """,
     )
-    suite.write(
-        "test_zlast.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_has_no_group_of_another_file():
-            import torch.distributed as dist
-
-            assert not dist.is_initialized()
-        """,
-    )
-    assert suite.run().count() == {"PASSED": 9}
+    assert suite.run().count() == {"PASSED": 8}
 
 
 _HARNESS = """
@@ -309,18 +292,10 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
             # Their numbers differ, and nobody has to come to the others'. Both stay, to be counted.
             for _ in range(1 + rank // 2):
                 assert total() == 2
-
-
-        @pytest.mark.distributed(1, init=False)
-        def test_processes_that_are_started_anew_serve_themselves():
-            assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-            with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
-                assert pool.map(os.getenv, ["TORCHELASTIC_USE_AGENT_STORE"]) == [None]
-            assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
         """,
     )
     run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
-    assert run.count() == {"PASSED": 7}, run.text
+    assert run.count() == {"PASSED": 6}, run.text
 
 
 _DEVICES = """

@@ -42,36 +42,18 @@ _TESTS = """
     """
 
 
-_FLOOD = """
-    import os
-
-    import pytest
-
-
-    @pytest.mark.distributed(2, kind="cpu", init=False)
-    def test_flood(rank):
-        if rank == 0:
-            for number in range(64):
-                os.write(1, b"flood\\n" * (1 << 17))
-            print("the end")
-    """
-
-
 @pytest.mark.long
-def test_lines_of_ranks_have_a_prefix_are_not_interleaved_and_survive_a_flood(suite: Suite) -> None:
+def test_lines_of_ranks_have_a_prefix_and_are_not_interleaved(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
-    suite.write("test_y.py", _FLOOD)
     run = suite.run("-s", "--accel-output", "logs")
 
-    assert "4 passed" in run.text
+    assert "3 passed" in run.text
     assert "===== test: " not in run.text
     logs = [path.read_text() for path in (suite.path / "logs").iterdir()]
     assert sum("===== test: test_x.py::test_c_and_no_end\npython\nfrom C\n" in text for text in logs) == 2
     assert sum("===== test: test_x.py::test_alone\nall alone" in text for text in logs) == 1
-    before_flood, _, flood = run.text.partition("test_y.py::test_flood")
-    assert "[rank 0] the end\n" in flood
     for rank in (0, 1):
-        shown = re.findall(rf"^\[rank {rank}\] (.*)$", before_flood, re.MULTILINE)
+        shown = re.findall(rf"^\[rank {rank}\] (.*)$", run.text, re.MULTILINE)
         lines = []
         for number in range(300):
             lines.append(f"line {number} of {rank} {'x' * 200}")
