@@ -48,8 +48,6 @@ Tests that make a device mesh leave its groups, because torch has no function to
 """
 _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
-
-
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
 _GRACE = 40
@@ -76,7 +74,6 @@ _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
 """End of the path of the module with the function that workers of a `ThreadPoolExecutor` run."""
 _LOKY = "loky.process_executor"
 """End of the name of the module with the threads of loky's reusable executor. They keep running with its processes."""
-
 
 Spawned = frozenset[int | Thread]
 """Running child processes (by process id), and non-daemon threads, for which the interpreter would wait at exit."""

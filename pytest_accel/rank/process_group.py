@@ -42,8 +42,6 @@ _END_TIMEOUT = timedelta(seconds=4)
 
 It ends well before the stacks of a retiring world are taken, so that they show the code that keeps rank 0 afterwards.
 """
-
-
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable that tells torch, as under torchrun, that a store already listens at `MASTER_PORT`."""
 
