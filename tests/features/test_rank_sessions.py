@@ -375,20 +375,13 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
             assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-        def test_shared_tmp_path(shared_tmp_path, rank, gather):
-            assert len(set(gather(shared_tmp_path))) == 1
-            assert not list(shared_tmp_path.glob("old"))
+        @pytest.mark.parametrize("number", range(2))
+        def test_shared_tmp_path_is_new_for_each_test(number, shared_tmp_path, rank, gather):
+            found = list(shared_tmp_path.iterdir())
+            assert (len(set(gather(shared_tmp_path))), found) == (1, [])
             (shared_tmp_path / str(rank)).touch()
             gather(None)
             assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
-            gather(None)
-            (shared_tmp_path / "old").touch()
-
-
-        def test_shared_tmp_path_is_new_for_each_test(shared_tmp_path, gather):
-            found = list(shared_tmp_path.iterdir())
-            gather(None)
-            assert found == []
 
 
         def test_capfd(capfd, rank):
