@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from os import close, dup, dup2, fstat, getpid
+from contextlib import ExitStack, suppress
+from os import close, dup, dup2, fstat, getpid, stat_result
 from os.path import samestat
-from signal import SIGINT, default_int_handler
+from signal import SIG_DFL, SIGINT, default_int_handler
 from signal import signal as set_handler
 from socket import recv_fds, socket
 from typing import Any
@@ -27,17 +27,11 @@ class RankDebugger:
         """The driver of the running test, which can lend its terminal; None if no test runs."""
         self._listener = listener
         self._pid = getpid()
-        self._config: pytest.Config | None = None
+        self._config: pytest.Config
         self._post_mortem: Any = None
         """pytest's plugin for ``--pdb``, which this object calls instead of pytest; None without ``--pdb``."""
-        self._saved: dict[int, int] = {}
-        """Copies of the rank's descriptors 0, 1 and 2 while it has the terminal."""
-        self._lent: tuple[int, ...] = ()
-        """Descriptors of the driver's terminal."""
-        self._shown: Any = None
-        """The file of pytest's terminal writer before the debugger started; None if no debugger has replaced it."""
-        self._interrupt: Any = None
-        """The handler of SIGINT before the debugger started; None if no debugger has replaced it."""
+        self._borrowed: ExitStack | None = None
+        """Gives the driver's terminal back and undoes what was changed for it; None while the rank does not have it."""
 
     def install(self, config: pytest.Config) -> None:
         """Make every debugger that pytest starts request the terminal first."""
@@ -62,13 +56,13 @@ class RankDebugger:
 
     def end(self) -> None:
         """Stop tracing and return the terminal at the end of a phase, where there is nothing left to step through."""
-        if self._saved:
+        if self._borrowed is not None:
             sys.settrace(None)
             self._return_terminal()
 
     def _take_terminal(self, method: str) -> bool:
         """Return whether a debugger may start; if so, connect the standard streams to the driver's terminal."""
-        if self._saved:
+        if self._borrowed is not None:
             return True
         if self.driver is None or getpid() != self._pid:
             return False  # Only the rank itself may use its link to the driver, no process that the test has forked.
@@ -77,45 +71,40 @@ class RankDebugger:
             _, lent, _, _ = recv_fds(driver, 1, 2)
         if not lent:
             return False
-        assert self._config is not None
         manager = self._config.pluginmanager.getplugin("capturemanager")
         if manager is not None:
             manager.suspend(in_=True)
         _flush()
-        self._saved = {number: dup(number) for number in (0, 1, 2)}
+        self._borrowed = undo = ExitStack()  # The last callback is called first.
+        undo.callback(self.driver.send, RankNotice.TERMINAL_RETURNED)
+        for number in lent:
+            undo.callback(close, number)
+        terminals = [fstat(number) for number in lent]
         for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
+            undo.callback(_restore, number, dup(number), terminals)
             dup2(source, number)
-        self._lent = tuple(lent)
         if self._config.pluginmanager.has_plugin("terminalreporter"):
-            self._shown, _ = terminal_file(self._config)
+            shown, _ = terminal_file(self._config)
+            undo.callback(set_terminal_file, self._config, shown)
             set_terminal_file(self._config, sys.__stdout__)
+        undo.enter_context(suppress(ValueError))
         with suppress(ValueError):  # A thread other than the main one cannot set a handler.
-            self._interrupt = set_handler(SIGINT, default_int_handler)
+            undo.callback(set_handler, SIGINT, set_handler(SIGINT, default_int_handler) or SIG_DFL)
+        undo.callback(_flush)
         return True
 
     def _return_terminal(self) -> None:
         """Connect the standard streams as before, and tell the driver; no-op if the rank has no terminal."""
-        if not self._saved:
-            return
-        _flush()
-        terminals = [fstat(number) for number in self._lent]
-        for number, saved in self._saved.items():
-            # If the descriptor is not the terminal any more, pytest has resumed its capture with its own file.
-            if any(samestat(fstat(number), terminal) for terminal in terminals):
-                dup2(saved, number)
-            close(saved)
-        for number in self._lent:
-            close(number)
-        self._saved, self._lent = {}, ()
-        if self._config is not None and self._shown is not None:
-            set_terminal_file(self._config, self._shown)
-            self._shown = None
-        if self._interrupt is not None:
-            with suppress(ValueError):
-                set_handler(SIGINT, self._interrupt)
-            self._interrupt = None
-        if self.driver is not None:
-            self.driver.send(RankNotice.TERMINAL_RETURNED)
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.close()
+
+
+def _restore(number: int, saved: int, terminals: list[stat_result]) -> None:
+    """Make the descriptor `number` a copy of `saved`, unless pytest has resumed its capture with its own file."""
+    if any(samestat(fstat(number), terminal) for terminal in terminals):
+        dup2(saved, number)
+    close(saved)
 
 
 def _flush() -> None:
