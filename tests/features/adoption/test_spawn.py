@@ -449,27 +449,19 @@ HANGS = """
 """
 DEVICES = """
     import json
-    import multiprocessing
     import os
     import sys
 
     import pytest
-    from tests.lazy_torch import torch  # A new interpreter would import it for more than a second.
+    import torch
+    import torch.multiprocessing as mp
 
     MASK = os.environ.get("SIM_VISIBLE_DEVICES", "")  # A worker of xdist has one.
 
 
     def show(rank, folder):
         with open(f"{folder}/{rank}", "w") as file:
-            threads = torch.get_num_threads() if "torch" in sys.modules else None
-            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid(), threads], file)
-
-
-    def run_process(target, *args):
-        process = multiprocessing.get_context("spawn").Process(target=target, args=args)
-        process.start()
-        process.join()
-        assert process.exitcode == 0
+            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid(), torch.get_num_threads()], file)
 
 
     @pytest.fixture
@@ -483,15 +475,15 @@ DEVICES = """
     @pytest.mark.parametrize("method", ["spawn", "fork"])
     @pytest.mark.parametrize("size, devices", [(1, 1), (2, 2), (5, 4)])
     def test_leased(size, devices, method, shown, tmp_path):
-        torch.multiprocessing.start_processes(show, args=(str(tmp_path),), nprocs=size, start_method=method)
+        mp.start_processes(show, args=(str(tmp_path),), nprocs=size, start_method=method)
         masks = {mask for mask, _, _ in shown()}
         assert len(masks) == 1 and len(masks.pop().split(",")) == devices
         assert os.environ.get("SIM_VISIBLE_DEVICES", "") == MASK
 
 
     def test_not_joined(shown, tmp_path):
-        first = torch.multiprocessing.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
-        second = torch.multiprocessing.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
+        first = mp.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
+        second = mp.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
         for context in (first, second):
             while not context.join():
                 pass
@@ -499,25 +491,27 @@ DEVICES = """
 
 
     def test_in_a_rank(shown, tmp_path):
-        run_process(show, 0, str(tmp_path))
+        process = mp.get_context("spawn").Process(target=show, args=(0, str(tmp_path)))
+        process.start()
+        process.join()
         ((mask, parent, _),) = shown()
         assert len(mask.split(",")) == 3 and parent != os.getpid()
 
 
     @pytest.mark.accel_adopt(False)
     def test_marked(shown, tmp_path):
-        run_process(show, 0, str(tmp_path))
+        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
         assert shown()[0][:2] == [MASK, os.getpid()]
 
 
     def test_by_rule(shown, tmp_path):
-        run_process(show, 0, str(tmp_path))
+        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
         assert shown()[0][:2] == [MASK, os.getpid()]
 
 
     def test_a_variable_that_torch_reads_when_it_is_imported(shown, tmp_path, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        torch.multiprocessing.spawn(show, args=(str(tmp_path),), nprocs=1)
+        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
         ((_, parent, threads),) = shown()
         assert threads == 1 and parent != os.getpid()
 
@@ -527,9 +521,12 @@ DEVICES = """
 
 
     def test_more_descriptors_than_the_server_takes(shown, tmp_path):
-        connections = [one for _ in range(130) for one in multiprocessing.Pipe()]
-        run_process(show_many, 0, str(tmp_path), connections)
-        assert shown()[0][1] == os.getpid()
+        context = mp.get_context("spawn")
+        connections = [one for _ in range(130) for one in context.Pipe()]
+        process = context.Process(target=show_many, args=(0, str(tmp_path), connections))
+        process.start()
+        process.join()
+        assert shown()[0][1] == os.getpid() and process.exitcode == 0
         for connection in connections:
             connection.close()
 
@@ -544,8 +541,8 @@ DEVICES = """
 
     def test_random_states():
         pytest.importorskip("numpy")
-        results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-        torch.multiprocessing.spawn(draw, args=(results,), nprocs=2)
+        results = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(draw, args=(results,), nprocs=2)
         drawn = results.get(), results.get()
         assert len({*drawn[0], *drawn[1]}) == 4
 
@@ -556,7 +553,7 @@ DEVICES = """
 
 
     def test_output(capfd):
-        torch.multiprocessing.spawn(write, nprocs=2)
+        mp.spawn(write, nprocs=2)
         output = capfd.readouterr()
         assert sorted(output.out.split()) == ["0", "1", "of", "of", "process", "process"]
         assert sorted(output.err.split()) == ["0", "1", "error", "error", "of", "of"]
