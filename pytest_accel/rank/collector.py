@@ -62,6 +62,7 @@ class RankCollector:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
+        self._read_by_torch = {name: environ.get(name) for name in READ_AT_IMPORT}
         self.late_variables: list[tuple[str, str]] = []
         """Paths of files, each with a variable that torch reads at import and the file has set after that.
 
@@ -183,7 +184,8 @@ class RankCollector:
             last = extract_tb(error.__traceback__)[-1]
             self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
         if self._context.began_with_torch:
-            changed = [name for name in sorted(READ_AT_IMPORT) if environ.get(name) != before.get(name)]
+            read = self._read_by_torch
+            changed = [name for name in sorted(read) if environ.get(name) not in (before.get(name), read[name])]
             self.late_variables += [(path, name) for name in changed]
         marked = [item for item in self._collected if item.get_closest_marker("xfail") is not None]
         self.unexpected[path] = frozenset(reference(item) for item in marked if not expects_failure(item))

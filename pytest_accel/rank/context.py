@@ -104,10 +104,15 @@ class RankContext:
         return self.torch_devices()[self.visible_devices.index(self.own_devices[0])] if self.own_devices else "cpu"
 
     @cached_property
-    def accelerators(self) -> tuple[tuple[str, Device], ...]:
-        """The devices of this rank that are no parts of the CPU to torch, each with torch's name of it."""
+    def torch_names(self) -> tuple[tuple[str, Device], ...]:
+        """The devices of this rank, each with torch's name of it."""
         names = dict(zip(self.visible_devices, self.torch_devices(), strict=False))
-        return tuple((names[device], device) for device in self.own_devices if not names[device].startswith("cpu"))
+        return tuple((names[device], device) for device in self.own_devices)
+
+    @cached_property
+    def accelerators(self) -> tuple[tuple[str, Device], ...]:
+        """The same devices without those that are parts of the CPU to torch."""
+        return tuple((name, device) for name, device in self.torch_names if not name.startswith("cpu"))
 
     @property
     def shared_directory(self) -> Path:

@@ -90,7 +90,7 @@ def limit_memory(context: RankContext) -> None:
     torch = installed_torch()
     if torch is None:
         return
-    for name, device in context.accelerators:
+    for name, device in context.torch_names:
         limit = getattr(module_of(name), "set_per_process_memory_fraction", None)
         if limit is not None:
             fraction = context.fraction(device)

@@ -117,12 +117,8 @@ def test_a_session_inside_a_test_leases_the_devices_of_the_test(suite: Suite) ->
     suite.without_torch()
     run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py")
     assert run.ret == 0, run.text
-    assert "4 passed in" in run.text
+    assert "3 passed in" in run.text
     assert (
         "needs 2 sim devices; there is 1: sim (SIM_VISIBLE_DEVICES=sim-0 leaves 1 of 3, this session runs inside "
         "test_outer.py::test_session of another session, which holds 1 sim device)" in run.text
     )
-    suite.without_torch()
-    run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py", "--deselect=test_outer.py::test_session")
-    assert run.ret == 0, run.text
-    assert "2 passed, 1 deselected in" in run.text
