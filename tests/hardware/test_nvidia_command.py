@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.hardware.vendors.queries import versions
+from pytest_accel.hardware.queries import versions
 from tests.hardware.conftest import OnMachine, gpu
 
 Findings = dict[str, list[tuple[str, str]]]

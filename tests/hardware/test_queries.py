@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_accel.hardware.vendors.queries import versions
+from pytest_accel.hardware.queries import versions
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_version_file_names_the_build(
 def test_the_result_agrees_with_torch_which_is_not_imported() -> None:
     script = """
 import sys
-from pytest_accel.hardware.vendors.queries import versions
+from pytest_accel.hardware.queries import versions
 found = versions().keys()
 assert "torch" not in sys.modules
 import torch

@@ -11,9 +11,9 @@ import pytest
 
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KINDS
+from pytest_accel.hardware.queries import ask_torch
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1
-from pytest_accel.hardware.vendors.queries import ask_torch
 from tests.installed_packages import InstalledPackages
 from tests.torch_release import needs_torch
 

@@ -15,9 +15,9 @@ from pytest_accel.core import launcher_env
 from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.inventory import Inventory, Machine, grouped
 from pytest_accel.hardware.kernel_files import read_text
+from pytest_accel.hardware.queries import versions
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.hardware.vendors.nvml import driver_installed, optional
-from pytest_accel.hardware.vendors.queries import versions
 from pytest_accel.leases.shared_folder import default_folder, folder_problem
 from pytest_accel.settings.options import Settings, machine_for
 

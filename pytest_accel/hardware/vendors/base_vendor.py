@@ -12,7 +12,7 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.device_order import by_figures
-from pytest_accel.hardware.vendors.queries import ask_torch, lacks
+from pytest_accel.hardware.queries import ask_torch, lacks
 
 _SEEN = """
 import os

@@ -14,9 +14,9 @@ from pytest_accel.hardware.device_order import by_figures, by_pci
 from pytest_accel.hardware.health import Health, judge, judge_all
 from pytest_accel.hardware.kernel_files import numa_node
 from pytest_accel.hardware.masks import read_list, write_mask
+from pytest_accel.hardware.queries import answer
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 from pytest_accel.hardware.vendors.nvml import condition, driver_installed, links, optional, pci_address, users
-from pytest_accel.hardware.vendors.queries import answer
 
 (_MASK,) = KINDS["cuda"].masks
 _ORDER = "CUDA_DEVICE_ORDER"

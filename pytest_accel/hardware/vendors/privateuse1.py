@@ -15,8 +15,8 @@ from importlib.metadata import entry_points
 from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS, kinds
+from pytest_accel.hardware.queries import ask_torch
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.hardware.vendors.queries import ask_torch
 
 _OF_OTHER_KINDS = {package for kind in KINDS.values() for package in (kind.package, kind.other_package)}
 """Top-level packages of entry points that belong to other kinds."""
