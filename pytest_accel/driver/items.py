@@ -5,47 +5,33 @@ A `MarkedItem` stays with its item, and makes a `WorldRun` each time that the te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
-from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks
+from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks, wider_fixtures
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
-from pytest_accel.core.stash_keys import MARKED, VARIANT
+from pytest_accel.core.stash_keys import MARKED, NOT_TORN_DOWN, VARIANT
+from pytest_accel.core.truncation import ranks_text
+from pytest_accel.diagnostics.python_stacks import stack_text
+from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import repro_command
 from pytest_accel.driver.item_hooks import redirected
 from pytest_accel.driver.item_plan import ItemPlan, MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
+from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_data import FAILURES, RankDataError
 from pytest_accel.messages.rank_messages import When
-from pytest_accel.verdict import phase_verdict
-from pytest_accel.verdict.judgement import plain_pass, text_longrepr
-from pytest_accel.verdict.phase_verdict import Verdict, retract
-
-if TYPE_CHECKING:
-    from pytest_accel.driver.driver import Driver
-
-
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from msgspec import structs
-
-from pytest_accel.compat.pytest_shims import wider_fixtures
-from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import folders_of
-from pytest_accel.core.stash_keys import NOT_TORN_DOWN
-from pytest_accel.core.truncation import ranks_text
-from pytest_accel.diagnostics.python_stacks import stack_text
-from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.driver.world import World
-from pytest_accel.verdict import expected_ends, merged_subtests
-from pytest_accel.verdict.judgement import Phase, judge
-from pytest_accel.verdict.phase_verdict import publish
+from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
+from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
+from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
