@@ -39,8 +39,17 @@ def _is_given(config: pytest.Config, *flags: str) -> bool:
 def _given(*flags: str, ini: Sequence[str] = (), mark: str | None = None) -> Condition:
     """Return the condition that one of the options `flags` or settings `ini` is given, and that a test has `mark`."""
     return lambda config, items: (
-        (_is_given(config, *flags) or any(map(config.inicfg.get, ini))) and (mark is None or _any_has(items, mark))
+        (_is_given(config, *flags) or any(_is_set(config, name) for name in ini))
+        and (mark is None or _any_has(items, mark))
     )
+
+
+def _is_set(config: pytest.Config, name: str) -> bool:
+    """Return whether the setting `name` has another value than an empty one or False."""
+    try:
+        return bool(config.getini(name))
+    except ValueError:  # This release of the plugin has no such setting.
+        return False
 
 
 def _in_several_ranks(condition: Condition) -> Condition:
