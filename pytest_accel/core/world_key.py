@@ -1,4 +1,4 @@
-"""What a test needs: the key of its world, its own leases, and its needs in the words of ``--accel-select``."""
+"""The needs of a test: the key of its world, its own leases, and its needs in the words of ``--accel-select``."""
 
 from __future__ import annotations
 

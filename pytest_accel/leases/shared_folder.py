@@ -37,7 +37,7 @@ PREFIX = "pytest-accel-"
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
 _CONTENT_LIMIT = 8 * 1024
-"""Maximum number of bytes of a file's content: two texts, each character of which may take 12 bytes in JSON."""
+"""Maximum number of bytes of a file's content: two texts, in which a character may take 12 bytes in JSON."""
 _FOR_ALL = 0o666
 _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
 """The errors of open(2) for entries that no session made: a link, a directory, a socket, or a file of another mode."""

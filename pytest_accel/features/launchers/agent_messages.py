@@ -24,7 +24,7 @@ class Hello(Struct, frozen=True):
     rank: int
     pid: int
     facts: Mapping[str, str]
-    """What all processes must have in common, by its name for the user."""
+    """The facts that must be the same in all processes, by their names for the user."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""

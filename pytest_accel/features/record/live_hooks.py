@@ -160,7 +160,7 @@ class _PoolState(NamedTuple):
     """The present state of a pool."""
 
     waiting: list[str]
-    """What each request for a world waits for that has not been answered."""
+    """The reason for which each request for a world still waits."""
     worlds: dict[str, int]
     """The number of each world that a driver has or will get, by the test for which it was requested."""
     in_use: str
