@@ -125,7 +125,7 @@ def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
 
 
 def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporary: Path) -> None:
-    """It is not in the lock folder, whose owner could rename it: only the temporary folder is looked at."""
+    """Rank 0 looks for its socket in the temporary folder alone, since the owner of the lock folder could rename it."""
     path = temporary / f"pytest-accel-{os.getuid()}"
     with run_as_other_user("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
         other.wait()

@@ -51,11 +51,6 @@ class Wait:
     ended: Event | None = None
     """The end of a request without a world."""
 
-    @property
-    def starts_world(self) -> bool:
-        """True if the ranks were started for this request."""
-        return self.world is not None and self.world.request == self.requested.request
-
 
 @dataclass(slots=True)
 class TestRun:
