@@ -79,6 +79,8 @@ def srun(
         variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1,1"]
         variables += [f"SLURM_NODEID={rank}", f"SLURM_PROCID={rank}", "SLURM_LOCALID=0"]
         variables += [f"PYTEST_ACCEL_SECRET={SECRET}", f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"]
+        # Without it torch warns, at any moment, that a name server is out of reach. With -s that is amid the results.
+        variables += ["TORCH_CPP_LOG_LEVEL=ERROR"]
         variables += far if rank else ()
         return shlex.join([*two_machines.on(rank, private=private if rank else ()), "env", *variables, *PYTEST])
 
