@@ -20,12 +20,7 @@ from pytest_accel.core import session_folder
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.client import ForkServerClient
-from pytest_accel.forkserver.server_messages import (
-    RankExited,
-    ServerNotice,
-    ServerReport,
-    WorldStarted,
-)
+from pytest_accel.forkserver.server_messages import RankExited, ServerReport, WorldStarted
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.messages.rank_messages import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
@@ -80,26 +75,23 @@ class ReportQueue:
 class RankSuite:
     """A suite whose ranks a test starts without a pytest session."""
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = path / "device.lock"
         (path / "conftest.py").write_text(textwrap.dedent(CONFTEST))
         directory = session_folder.create()
         self.spec = SessionSpec(
-            **{
-                "args": ("-p", "no:cacheprovider", str(path)),
-                "invocation_dir": str(path),
-                "sys_path": tuple(sys.path),
-                "directory": directory,
-                "basetemp": os.path.join(directory, "tmp"),
-                "preload": None,
-                "plugin_options": None,
-                "roles": (),
-                "markers": (),
-                "hidden": (),
-                "distributed": False,
-                **settings,
-            }
+            args=("-p", "no:cacheprovider", str(path)),
+            invocation_dir=str(path),
+            sys_path=tuple(sys.path),
+            directory=directory,
+            basetemp=os.path.join(directory, "tmp"),
+            preload=None,
+            plugin_options=None,
+            roles=(),
+            markers=(),
+            hidden=(),
+            distributed=False,
         )
 
     def world(self, number: int, ranks: int = 1, **key: Any) -> WorldSpec:
@@ -319,14 +311,3 @@ def test_a_server_that_is_not_used_ends_at_once(suite: RankSuite) -> None:
 
     run(suite, test)
     session_folder.remove(suite.spec.directory)
-
-
-def test_a_module_that_cannot_be_preloaded_is_reported(tmp_path: Path) -> None:
-    suite = RankSuite(tmp_path, preload=("no_such_module",))
-
-    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
-        text = (await reports.next(ServerNotice)).error
-        assert text.startswith("accel_preload: no_such_module cannot be imported where ranks are forked: ")
-        await reports.next(str)
-
-    run(suite, test)

@@ -49,16 +49,13 @@ def make(folder: Path) -> Iterator[Make]:
 
 
 @contextmanager
-def program(script: str, *arguments: str, descriptors: tuple[int, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a Python program that has printed a line, and kill it at the end."""
-    command = [sys.executable, "-c", script, *arguments]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors
-    ) as process:
+def program(script: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a Python program with the argument `folder` until the end of the block; yield it and its first line."""
+    command = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline()
-            yield process
+            yield process, process.stdout.readline().decode()
         finally:
             process.kill()
 
@@ -80,49 +77,28 @@ def test_a_device_is_locked_by_one_session_at_a_time(folder: Path, make: Make) -
     assert one.lock("GPU-2")
 
 
-KEEP = "print('ready', flush=True); input()"
-
-
-@pytest.mark.parametrize("session_is_killed", [False, True])
-def test_a_device_is_kept_by_each_process_that_has_its_descriptor(
-    folder: Path, make: Make, session_is_killed: bool
-) -> None:
-    """Even after its session has given it up or was killed; and until the process has gone, whoever waits for it."""
-    mine, locks = make(), make()
-    if session_is_killed:
-        start = (
-            "import os, subprocess, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
-            "from pytest_accel.leases.locks import SessionLocks\n"
-            "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
-            "locks.describe('GPU-1', Holder.here('test_before'))\n"
-            "fd = locks.descriptor('GPU-1')\n"
-            "left = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, pass_fds=[fd])\n"
-            "print(left.pid, flush=True); left.wait()\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", start, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as session:
-            assert session.stdout is not None
-            left = psutil.Process(int(session.stdout.readline()))
-            session.kill()
-            session.wait()
-            check_that_it_is_kept(folder, locks, left)
-    else:
-        assert mine.lock("GPU-1")
-        mine.describe("GPU-1", replace(ME, test="test_before"))
-        with program(KEEP, descriptors=(mine.descriptor("GPU-1"),)) as process:
-            mine.unlock("GPU-1")
-            check_that_it_is_kept(folder, mine, psutil.Process(process.pid))
-
-
-def check_that_it_is_kept(folder: Path, locks: SessionLocks, left: psutil.Process) -> None:
-    """Check that the process `left` keeps a device from being locked, and is named, until it is killed."""
-    assert not locks.lock("GPU-1")
-    named = str(who_keeps(folder, "GPU-1"))
-    assert named.startswith(f"process {left.pid} ({sys.executable} -c "), named
-    assert named.endswith(", which test_before has left")
-    left.kill()  # A zombie, whose exit status nobody has read, keeps nothing.
-    eventually("the kernel drops the lock", lambda: locks.lock("GPU-1"))
+def test_a_device_is_kept_by_each_process_that_has_its_descriptor(folder: Path, make: Make) -> None:
+    """Even after its session was killed, and until the process has gone, whoever waits for it."""
+    locks = make()
+    start = (
+        "import os, subprocess, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
+        "from pytest_accel.leases.locks import SessionLocks\n"
+        "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
+        "locks.describe('GPU-1', Holder.here('test_before'))\n"
+        "fd = locks.descriptor('GPU-1')\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, pass_fds=[fd])\n"
+        "print(left.pid, flush=True); left.wait()\n"
+    )
+    with program(start, folder) as (session, pid):
+        left = psutil.Process(int(pid))
+        session.kill()
+        session.wait()
+        assert not locks.lock("GPU-1")
+        named = str(who_keeps(folder, "GPU-1"))
+        assert named.startswith(f"process {left.pid} ({sys.executable} -c "), named
+        assert named.endswith(", which test_before has left")
+        left.kill()  # A zombie, whose exit status nobody has read, keeps nothing.
+        eventually("the kernel drops the lock", lambda: locks.lock("GPU-1"))
 
 
 def test_the_locks_of_a_killed_session_are_free_at_once_although_it_has_forked(folder: Path, make: Make) -> None:
@@ -134,7 +110,8 @@ def test_the_locks_of_a_killed_session_are_free_at_once_although_it_has_forked(f
         "if os.fork() == 0: print('forked', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    with program(fork, str(folder)) as session:
+    with program(fork, folder) as (session, line):
+        assert line == "forked\n"
         locks = make()
         assert not locks.lock("GPU-1")
         assert locks.is_wished_elsewhere("GPU-2")
