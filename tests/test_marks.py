@@ -262,17 +262,17 @@ def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def collect(pytester: pytest.Pytester, tests: str, hooks: str = "") -> list[pytest.Item]:
-    pytester.makeconftest(CONFTEST + hooks)
+def collect(pytester: pytest.Pytester, tests: str) -> list[pytest.Item]:
+    pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it="import pytest, unittest\n" + tests)
     items, _ = pytester.inline_genitems("--strict-markers")
     return items
 
 
-def first_arguments(pytester: pytest.Pytester, tests: str, hooks: str = "") -> dict[str, tuple[Any, Any]]:
+def first_arguments(pytester: pytest.Pytester, tests: str) -> dict[str, tuple[Any, Any]]:
     """Return `n` and `world_size` of the closest marks of each test (None: no such mark), by the test's name."""
     finder = MarkFinder()
-    found = {item.name: finder.find(item) for item in collect(pytester, tests, hooks)}
+    found = {item.name: finder.find(item) for item in collect(pytester, tests)}
     return {
         name: (devices and devices.args[0], distributed and distributed.args[0])
         for name, (devices, distributed) in found.items()

@@ -22,7 +22,6 @@ def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(su
     suite.write(
         "cleaning_hooks.py",
         """
-        import os
         import time
         from pathlib import Path
 
@@ -50,7 +49,6 @@ def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(su
     suite.write(
         "test_it.py",
         """
-        import os
         import time
         from pathlib import Path
 

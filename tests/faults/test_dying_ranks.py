@@ -228,7 +228,6 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
         from pathlib import Path
 
         import psutil
-        import pytest
 
 
         def victim_dies():

@@ -20,7 +20,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
-from tests.lazy_torch import dist, torch
+from tests.lazy_torch import torch
 
 RUN = "RUN_ID"
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -54,13 +54,10 @@ class Suite:
         self._ini = ini
         self._options = options
 
-    def all_plugins(self, *, shuffle: bool = False) -> None:
-        """Have sessions load every installed plugin. They do not do so by default, since loading takes long.
-
-        pytest-randomly is loaded only if `shuffle` is true.
-        """
+    def all_plugins(self) -> None:
+        """Have sessions load every installed plugin but pytest-randomly. By default they load none: it takes long."""
         self._monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
-        self._options = () if shuffle else ("-p", "no:randomly")
+        self._options = ("-p", "no:randomly")
         if importlib.util.find_spec("pytest_asyncio") is not None:
             self.ini("asyncio_default_fixture_loop_scope = function")
 

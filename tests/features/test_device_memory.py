@@ -213,9 +213,6 @@ def _check_memory(run: Run, ranks: dict[str, str]) -> None:
 
 
 _WORLDS = """
-import subprocess
-import sys
-
 import pytest
 from tests.lazy_torch import torch
 from fake_accel import GIB, Block

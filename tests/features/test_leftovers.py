@@ -195,8 +195,6 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
     suite.write(
         "test_rpc.py",
         """
-        import os
-
         import pytest
         from tests.lazy_torch import dist, rpc, torch
 

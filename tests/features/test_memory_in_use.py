@@ -10,7 +10,6 @@ from tests.features.conftest import Suite
 from tests.installed_packages import InstalledPackages
 
 VENDOR = """
-import json
 import os
 from pathlib import Path
 

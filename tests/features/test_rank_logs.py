@@ -60,9 +60,9 @@ _TESTS = """
     """
 
 
-def _lines(suite: Suite, name: str = "run.log") -> list[str]:
-    """Return the lines of a log file, in order; digits of long lines are reduced to one."""
-    text = (suite.path / name).read_text(encoding="utf-8")
+def _lines(suite: Suite) -> list[str]:
+    """Return the lines of the log file, in order; digits of long lines are reduced to one."""
+    text = (suite.path / "run.log").read_text(encoding="utf-8")
     return re.sub(r"(\d)\1{99999}", r"\1...", text).splitlines()
 
 

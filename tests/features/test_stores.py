@@ -114,8 +114,6 @@ def _check_attacks(suite: Suite, run: Run) -> None:
 
 
 _LARGE = """
-    import os
-
     import pytest
 
     pytestmark = pytest.mark.distributed(2, kind="cpu")

@@ -30,7 +30,7 @@ from tests.deadline import TIMEOUT, eventually, scaled
 _Report = TypeVar("_Report")
 KILLED = RankExit(ExitCause.EXITED, -signal.SIGKILL)
 CONFTEST = """
-    import os, subprocess, sys
+    import os, subprocess
     from pathlib import Path
 
     here = Path(__file__).parent
@@ -225,7 +225,7 @@ def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
 
 
 _CONTROLLER = """
-    import asyncio, os, sys
+    import asyncio, sys
     from pathlib import Path
 
     from tests.forkserver.test_client import ReportQueue, RankSuite

@@ -258,7 +258,6 @@ def test_links_between_gpus_are_found(on_machine: OnMachine, facts: tuple[str, .
 
 RUN_DEVICE_TEST = """
 import json, pathlib, subprocess, sys, tempfile
-from importlib.util import find_spec
 import torch
 test = "import pytest\\n\\n@pytest.mark.devices(kind='cuda')\\ndef test_it(): ...\\n"
 with tempfile.TemporaryDirectory() as folder:

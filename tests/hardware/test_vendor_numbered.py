@@ -35,11 +35,11 @@ def _gaudi(root: Path, number: int, bus: int, **files: str) -> None:
     _node(root, f"accel/accel{number}", f"0000:{bus:02x}:00.0", f"{entry}/device", **files)
 
 
-def _chip(root: Path, node: str, bus: int, vendor: str = "0x1ae0", device: str = "0x0063") -> None:
+def _chip(root: Path, node: str, bus: int, vendor: str = "0x1ae0") -> None:
     group = root / f"sys/kernel/iommu_groups/{node.rpartition('/')[2]}/devices"
     group.mkdir(parents=True, exist_ok=True)
     entry = str((group / str(bus)).relative_to(root / "sys"))
-    _node(root, node, f"0000:{bus:02x}:00.0", entry, vendor=vendor, device=device, numa_node="1")
+    _node(root, node, f"0000:{bus:02x}:00.0", entry, vendor=vendor, device="0x0063", numa_node="1")
 
 
 def _found(vendor: NumberedVendor) -> list[tuple[str, int, str, bool]]:

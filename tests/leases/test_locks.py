@@ -81,7 +81,7 @@ def test_a_device_is_kept_by_each_process_that_has_its_descriptor(folder: Path, 
     """Even after its session was killed, and until the process has gone, whoever waits for it."""
     locks = make()
     start = (
-        "import os, subprocess, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
+        "import subprocess, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
         "from pytest_accel.leases.locks import SessionLocks\n"
         "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
         "locks.describe('GPU-1', Holder.here('test_before'))\n"

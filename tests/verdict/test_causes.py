@@ -16,8 +16,8 @@ from pytest_accel.verdict.causes import (
 from tests.verdict.phases import died, failed, hung, terminated
 
 
-def runtime_error(text: str, cause: ExceptionSketch | None = None) -> ExceptionSketch:
-    return ExceptionSketch("builtins", "RuntimeError", text, cause)
+def runtime_error(text: str) -> ExceptionSketch:
+    return ExceptionSketch("builtins", "RuntimeError", text)
 
 
 LOST, TIMED_OUT = Consequence.LOST_CONNECTION, Consequence.TIMED_OUT

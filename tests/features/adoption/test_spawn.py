@@ -22,7 +22,6 @@ filterwarnings = error
 HARNESSES = """
 import functools
 import os
-import queue
 import signal
 import sys
 import traceback
@@ -399,7 +398,6 @@ def test_(harness, how, monkeypatch, tmp_path):
 
 ENDS = ("pass", "fail", "exit", "kill")
 HANGS = """
-    import queue
     import signal
 
     import pytest

@@ -14,7 +14,6 @@ _HEAD = """
     import os
     import signal
     import threading
-    import time
 
     import pytest
     from tests.lazy_torch import dist, torch

@@ -53,8 +53,6 @@ TESTS = """
     import os
     import threading
 
-    import pytest
-
 
     def test_sum(rank, world_size, accel, gather):
         import torch

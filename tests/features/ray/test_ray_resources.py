@@ -19,8 +19,8 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.settings.options import Settings
 
 
-def node(name: str, amount: float, resource: str = "GPU", model: str | None = None) -> RayNode:
-    return RayNode(name, name, "", {"CPU": 8.0, resource: amount}, {} if model is None else {TYPE_LABEL: model})
+def node(name: str, amount: float, model: str | None = None) -> RayNode:
+    return RayNode(name, name, "", {"CPU": 8.0, "GPU": amount}, {} if model is None else {TYPE_LABEL: model})
 
 
 HEAD = RayNode("head", "head", "", {"CPU": 8.0}, {})

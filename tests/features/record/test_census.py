@@ -15,8 +15,8 @@ from tests.features.conftest import Suite
 from tests.features.record.conftest import VERDICTS, Recorded, Written, ran, write_events
 
 
-def _job(suite: Suite, file: str = "record.jsonl") -> JobTests:
-    return read_job(str(suite.path / file))
+def _job(suite: Suite) -> JobTests:
+    return read_job(str(suite.path / "record.jsonl"))
 
 
 def _statuses(job: JobTests) -> dict[str, str]:
