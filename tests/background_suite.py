@@ -156,10 +156,6 @@ class BackgroundSuite:
         eventually(f"{name} to be written", lambda: path.exists() and path.read_text().endswith("\n"))
         return path.read_text().strip()
 
-    def wait_for_file(self, pattern: str) -> None:
-        """Wait until a file that matches the glob `pattern` exists below the suite's temporary directory."""
-        eventually(pattern, lambda: list(self.temporary.glob(pattern)))
-
     def processes(self) -> list[psutil.Process]:
         """Return all living processes of the suite's sessions."""
         found = []
