@@ -16,14 +16,10 @@ _SIMULATED_DEVICE = """
 
     class Device:
         error = None
-        stays = True
 
         def synchronize(self, device=None):
-            error = self.error
-            if error is not None and not self.stays:
-                self.error = None
-            if error is not None:
-                raise RuntimeError(error)
+            if self.error is not None:
+                raise RuntimeError(self.error)
 
 
     def use():
@@ -43,7 +39,6 @@ _SIMULATED_DEVICE = """
         device = sys.modules["torch"].cuda.device
         device.synchronize()
         return device
-
     """
 _TESTS = """
     import pytest
@@ -54,27 +49,20 @@ _TESTS = """
     def test_unmarked(number):
         device = use()
         if number == 3:
-            device.error, device.stays = ASSERT, True
-        if number == 5:
-            device.error, device.stays = "CUDA error: out of memory", False
-    """
-_MARKED_TESTS = """
+            device.error = ASSERT
+
+
     @pytest.mark.parametrize("number", range(3))
     @pytest.mark.devices(4)
     def test_marked(number): ...
     """
 
 
-def _write(suite: Suite, tests: str = _TESTS) -> None:
-    """Write a suite with the simulated device and `tests`."""
-    suite.write("simulated.py", _SIMULATED_DEVICE)
-    suite.write("test_it.py", tests)
-    suite.ini("pythonpath = .")
-
-
 def test_later_tests_of_the_process_say_which_test_has_left_the_device_unusable(suite: Suite) -> None:
     suite.without_torch()
-    _write(suite, _TESTS + _MARKED_TESTS)
+    suite.write("simulated.py", _SIMULATED_DEVICE)
+    suite.write("test_it.py", _TESTS)
+    suite.ini("pythonpath = .")
     run = suite.run()
     passed = {f"test_unmarked[{number}]" for number in range(4)} | {f"test_marked[{number}]" for number in range(3)}
     failed = [f"test_unmarked[{number}]" for number in range(4, 12)]
