@@ -68,19 +68,8 @@ _MAIN_MODULES = {"pool", "leases", "driver", "launch"}
 """Modules with the name of a package: the class that the package is named after, or its public names."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "fcntl", "pickle", "json", "struct"),
-    *(
-        "time",
-        "threading",
-        "asyncio",
-        "gc",
-        "traceback",
-        "zlib",
-        "contextlib",
-        "subprocess",
-        "selectors",
-        "queue",
-        "shutil",
-    ),
+    *("time", "threading", "asyncio", "gc", "traceback", "zlib"),
+    *("contextlib", "subprocess", "selectors", "queue", "shutil"),
 }
 """Modules whose functions a test may have replaced by then."""
 

@@ -59,15 +59,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
                 os.closerange(3, 256)
 
 
-        def test_clears_the_environment():
-            os.environ.clear()
-
-
-        def test_has_an_environment(monkeypatch, rank):
-            monkeypatch.setenv("WORD", "value")
-            assert os.environ["RANK"] == str(rank)
-
-
         def test_child_comes_back(rank):
             if rank == 0:
                 child = os.fork()
@@ -97,8 +88,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
                 os._exit(0)
             assert os.read(read, 4) == b"here"
             os.wait()
-
-
         """,
     )
     suite.write(
@@ -126,8 +115,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
             "test_closes_sys_streams": "PASSED",
             "test_after_closed_streams": "PASSED",
             "test_closes_every_descriptor": "FAILED",
-            "test_clears_the_environment": "PASSED ERROR leaked: setting; ranks 0-1",
-            "test_has_an_environment": "PASSED",
             "test_child_comes_back": "FAILED failed: forked copy; rank 0",
             "test_child_comes_back_failing": "FAILED failed: forked copy; rank 0",
             "test_daemon_stays": "PASSED ERROR leaked: process; ranks 0-1",
@@ -215,25 +202,6 @@ def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing
     assert "rank 1 left the user (real and effective id) changed from 0 and 0 to 65534 and 65534" in run.text
 
 
-_MARKED_AND_PLAIN = """
-import pytest
-
-
-@pytest.mark.distributed(2)
-def test_ranks(rank):
-    assert rank in (0, 1)
-
-
-@pytest.mark.devices
-def test_device(device):
-    pass
-
-
-def test_plain():
-    pass
-"""
-
-
 def test_a_conftest_may_replace_functions_and_the_class_of_threads_when_it_is_imported(suite: BackgroundSuite) -> None:
     """The modules that run marked tests are imported before conftests."""
     suite.write(
@@ -259,5 +227,24 @@ def test_a_conftest_may_replace_functions_and_the_class_of_threads_when_it_is_im
         pickle.dumps = selectors.DefaultSelector = signal.signal = queue.SimpleQueue = forbidden
         """,
     )
-    suite.write("test_it.py", _MARKED_AND_PLAIN)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_ranks(rank):
+            assert rank in (0, 1)
+
+
+        @pytest.mark.devices
+        def test_device(device):
+            pass
+
+
+        def test_plain():
+            pass
+        """,
+    )
     suite.run().expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))

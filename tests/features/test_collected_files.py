@@ -1,4 +1,4 @@
-"""Tests of collection in ranks: files named on the command line, paths with special characters, and equal test ids."""
+"""Tests of collection in ranks: the files of a folder, and paths with special characters."""
 
 from __future__ import annotations
 

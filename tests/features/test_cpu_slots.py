@@ -1,4 +1,4 @@
-"""Tests of ranks on the CPU: the slots that they run on, and backends that torch lacks."""
+"""Test of the slots on which ranks run that have no devices but the CPU."""
 
 from __future__ import annotations
 

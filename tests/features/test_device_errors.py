@@ -39,7 +39,6 @@ _SIMULATED_DEVICE = """
         device = sys.modules["torch"].cuda.device
         device.synchronize()
         return device
-
     """
 _TESTS = """
     import pytest

@@ -48,7 +48,9 @@ _TESTS = """
 
 
 @pytest.mark.parametrize(("name", "is_read_later"), [("FOR_TORCH", False), ("NCCL_DEBUG", True)])
-def test_variables_that_a_conftest_changes(suite: BackgroundSuite, name: str, is_read_later: bool) -> None:
+def test_the_early_server_becomes_the_fork_server_unless_a_conftest_changes_what_torch_reads_at_its_import(
+    suite: BackgroundSuite, name: str, is_read_later: bool
+) -> None:
     suite.write(
         "conftest.py",
         f"{_CONFTEST}\n    os.environ[{name!r}] = 'set'\n    os.environ.pop('CUDA_LAUNCH_BLOCKING', None)\n",

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def open_descriptors() -> set[int]:
-    """Return the descriptors of this process."""
+    """Return the descriptors of this process. Objects of earlier tests may close theirs at any time."""
     return {int(name) for name in os.listdir("/dev/fd")}
 
 
