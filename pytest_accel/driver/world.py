@@ -229,9 +229,10 @@ class World:
             self.monitor.call_began = monotonic()
             self._send(message)
 
-    def _send(self, message: object) -> None:
+    def _send(self, message: object, ranks: Sequence[LinkToRank] | None = None) -> None:
+        """Send `message` to the living ranks, or only to `ranks`."""
         data = dumps(message)
-        for rank in self._ranks:
+        for rank in self._ranks if ranks is None else ranks:
             if rank.end is None and not rank.send(data):
                 self.monitor.record_unread(rank)
 
@@ -363,10 +364,7 @@ class World:
         """
         has_lost = any(rank.end is not None for rank in self._ranks)
         tearing = [rank for rank in self._ranks if rank.end is None and rank.finished is not None]
-        data = dumps(Command.TEAR_DOWN)
-        for rank in tearing:
-            if not rank.send(data):
-                self.monitor.record_unread(rank)
+        self._send(Command.TEAR_DOWN, tearing)
         hang = Hang(HangCause.PHASE_TIMEOUT, RETIRE_TIMEOUT, "teardown")
         self._await(lambda rank: rank not in tearing or rank.torn_down is not None, hang)
         ended = [rank for rank in tearing if rank.end is not None]

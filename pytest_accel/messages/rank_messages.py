@@ -174,7 +174,6 @@ class TerminalRequest(Struct, frozen=True):
 class ExitRequest(Struct, frozen=True):
     """The test has requested the end of the whole session, by ``pytest.exit`` or with a KeyboardInterrupt."""
 
-    serial: int
     rank: int
     reason: str
     returncode: int | None

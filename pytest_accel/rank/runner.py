@@ -140,7 +140,7 @@ class TestRunner:
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(self._exit_request(0, error))
+            driver.send(self._exit_request(error))
         except Exception:
             driver.send(CannotRun(format_exc()))
         else:
@@ -173,7 +173,7 @@ class TestRunner:
             return
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
             # For example, the teardown of a fixture that an earlier test has left set up calls pytest.exit.
-            driver.send(self._exit_request(request.serial, error))
+            driver.send(self._exit_request(error))
             return
         except Exception:
             driver.send(CannotRun(format_exc()))
@@ -187,7 +187,7 @@ class TestRunner:
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(self._exit_request(request.serial, error))
+            driver.send(self._exit_request(error))
             return
         finally:
             self._debugger.end()
@@ -199,9 +199,9 @@ class TestRunner:
         try:
             driver.send(self._collector.tear_down_to(session, None))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(self._exit_request(self._test.request.serial, error))
+            driver.send(self._exit_request(error))
 
-    def _exit_request(self, serial: int, error: BaseException) -> ExitRequest:
+    def _exit_request(self, error: BaseException) -> ExitRequest:
         """Return the message for `error`, which ends the session: a KeyboardInterrupt or the error of `pytest.exit`."""
         folders = folders_of(self._config)
         path, line = folders.place_of_failure(
@@ -210,7 +210,7 @@ class TestRunner:
         reason, code = type(error).__name__, None
         if isinstance(error, pytest.exit.Exception):
             reason, code = str(error.msg), error.returncode
-        return ExitRequest(serial, self._context.rank, reason, code, f"{folders.shown(path)}:{line}")
+        return ExitRequest(self._context.rank, reason, code, f"{folders.shown(path)}:{line}")
 
     def announce(self, announced: Announced) -> None:
         """Send the announcements `announced` of the running call to the driver."""

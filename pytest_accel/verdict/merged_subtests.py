@@ -12,26 +12,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages.rank_messages import PhaseReport
 from pytest_accel.verdict.judgement import Phase, judge
 
 _T = TypeVar("_T", bound=Hashable)
+_Reports = dict[int, dict[str, Any]]
+"""The reports of one subtest, by rank."""
 _CONTEXT = "_subtest.context"
 """Key of a subtest's description, in the serialized reports of pytest and of pytest-subtests."""
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)*)")
 """A number in a description. ``1.5`` and ``2.1.0`` are one number, so that no part of it is taken for a rank's."""
-
-
-class _Subtest(NamedTuple):
-    """The reports of one subtest, by rank."""
-
-    number: int
-    """Number of the subtest among the subtests of the same description."""
-    reports: dict[int, dict[str, Any]]
 
 
 def merge(extras: Sequence[tuple[int, PhaseReport]], phase: Phase) -> list[dict[str, Any]]:
@@ -46,12 +40,12 @@ def merge(extras: Sequence[tuple[int, PhaseReport]], phase: Phase) -> list[dict[
     endings = {outcome.ending for outcome in phase.outcomes if not outcome.expected}
     ended_alike = endings in ({"passed"}, {"skipped"}) and not phase.failed_before
     merged = []
-    for subtest in _match(subtests):
-        if ended_alike or len(subtest.reports) == len(phase.outcomes) or _has_failed(subtest):
-            merged.append(_judged(subtest, phase))
+    for (_, number), found in _match(subtests).items():
+        if ended_alike or len(found) == len(phase.outcomes) or _has_failed(found):
+            merged.append(_judged(found, number, phase))
     results = _grouped((rank, repr((data["outcome"], data.get("longrepr"))), data) for rank, data in checks)
-    for check in (_Subtest(1, group) for group in results.values()):
-        merged.append(_judged(check, phase) if _has_failed(check) else next(iter(check.reports.values())))
+    for found in results.values():
+        merged.append(_judged(found, 1, phase) if _has_failed(found) else next(iter(found.values())))
     return merged
 
 
@@ -60,15 +54,14 @@ def failed_numbers(merged: Iterable[dict[str, Any]]) -> Counter[str]:
     return Counter("subtest" if _CONTEXT in data else "check" for data in merged if data["outcome"] == "failed")
 
 
-def _match(reports: Sequence[tuple[int, dict[str, Any]]]) -> list[_Subtest]:
-    """Return the subtests to which `reports` belong.
+def _match(reports: Sequence[tuple[int, dict[str, Any]]]) -> dict[tuple[tuple[str, ...], int], _Reports]:
+    """Return the `reports` by subtest: its description, and its number among the subtests of the same description.
 
     Ranks have the same subtest if its description is the same, except for the rank's own number and for addresses of
     objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
     """
     neutral = _neutral_descriptions([(rank, repr(data[_CONTEXT])) for rank, data in reports])
-    same = _grouped((rank, description, data) for description, (rank, data) in zip(neutral, reports, strict=True))
-    return [_Subtest(number, group) for (_, number), group in same.items()]
+    return _grouped((rank, description, data) for description, (rank, data) in zip(neutral, reports, strict=True))
 
 
 def _neutral_descriptions(descriptions: Sequence[tuple[int, str]]) -> list[tuple[str, ...]]:
@@ -90,30 +83,32 @@ def _neutral_descriptions(descriptions: Sequence[tuple[int, str]]) -> list[tuple
     ]
 
 
-def _grouped(entries: Iterable[tuple[int, _T, dict[str, Any]]]) -> dict[tuple[_T, int], dict[int, dict[str, Any]]]:
+def _grouped(entries: Iterable[tuple[int, _T, dict[str, Any]]]) -> dict[tuple[_T, int], _Reports]:
     """Return the reports in `entries` (rank, description, report) by description, number of this description, and rank.
 
     A rank may have several reports of the same description.
     """
     numbers: Counter[tuple[int, _T]] = Counter()
-    groups: dict[tuple[_T, int], dict[int, dict[str, Any]]] = {}
+    groups: dict[tuple[_T, int], _Reports] = {}
     for rank, description, data in entries:
         numbers[rank, description] += 1
         groups.setdefault((description, numbers[rank, description]), {})[rank] = data
     return groups
 
 
-def _has_failed(subtest: _Subtest) -> bool:
-    return any(data["outcome"] == "failed" for data in subtest.reports.values())
+def _has_failed(reports: _Reports) -> bool:
+    return any(data["outcome"] == "failed" for data in reports.values())
 
 
-def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
-    """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
-    times = subtest.number
-    absence = "did not report it" if times == 1 else f"reported it fewer than {times} times"
+def _judged(reports: _Reports, number: int, phase: Phase) -> dict[str, Any]:
+    """Return the report of a subtest with the verdict on it; ranks without a report of it are named.
+
+    `number` is that of the subtest among the subtests of the same description.
+    """
+    absence = "did not report it" if number == 1 else f"reported it fewer than {number} times"
     outcomes = []
-    for rank in (one.rank for one in phase.outcomes if not one.expected or one.rank in subtest.reports):
-        data = subtest.reports.get(rank)
+    for rank in (one.rank for one in phase.outcomes if not one.expected or one.rank in reports):
+        data = reports.get(rank)
         if data is None:
             outcomes.append(RankOutcome(rank, "absent", text=absence))
         else:
@@ -130,7 +125,7 @@ def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
             is_subtest=True,
         )
     )
-    first = subtest.reports[min(subtest.reports)]
+    first = reports[min(reports)]
     merged = {name: value for name, value in first.items() if name != "wasxfail"}
     merged |= {
         "outcome": "skipped" if verdict.outcome == "xfailed" else verdict.outcome,
