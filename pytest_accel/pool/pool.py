@@ -254,20 +254,11 @@ class Pool:
         request.task.cancel()
         self._record("RequestEnded", request=request.id, why="cancelled")
 
-    def waiting(self, request_id: int) -> str | None:
-        """Return a line with a test, the lease that it waits for and the reasons; None if it waits for no lease."""
-        request = self.requests.get(request_id)
-        found = None if request is None or request.starter is None else request.starter.leases.waiting(request.demand)
-        if request is None or found is None:
-            return None
-        what, obstacles = found
-        return ": ".join(filter(None, (f"{request.demand.holder.test} waits for {what}", "; ".join(obstacles))))
-
     def cancel_waiting(self) -> list[str]:
-        """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""
+        """Cancel all requests that wait for a lease; return :meth:`WorldRequest.waiting` of each."""
         lines = []
         for request in list(self.requests.values()):
-            if (line := self.waiting(request.id)) is not None:
+            if (line := request.waiting()) is not None:
                 lines.append(line)
                 self._cancel(request)
         return lines
@@ -530,11 +521,11 @@ class Pool:
                 late.cancel()
 
     def _record_wait(self, request: WorldRequest) -> None:
-        if (why := self.waiting(request.id)) is not None:
+        if (why := request.waiting()) is not None:
             self._record("RequestWaits", request=request.id, why=why)
 
     def _refuse_late(self, request: WorldRequest) -> None:
-        found = None if request.starter is None else request.starter.leases.waiting(request.demand)
+        found = request.waits_for()
         why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
         self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
@@ -704,7 +695,7 @@ class Pool:
                 if now - world.since > limits.get(world.state, math.inf):
                     world.starter.kill_servers(world.spec)
             for request in list(self.requests.values()):
-                if now - request.since >= request.show_at and (line := self.waiting(request.id)) is not None:
+                if now - request.since >= request.show_at and (line := request.waiting()) is not None:
                     request.show_at = now - request.since + WAITING_SHOWN_AGAIN
                     self._show(f"accel: {waiting_text(line, now - request.since)}")
 
@@ -729,7 +720,7 @@ class Pool:
 
 
 def waiting_text(line: str, seconds: float) -> str:
-    """Return the text about a test that has waited for `seconds`; `line` is the result of :meth:`Pool.waiting`."""
+    """Return the text about a test that has waited for `seconds`; `line` is from :meth:`WorldRequest.waiting`."""
     return f"{line} (for {seconds:.0f} s now)"
 
 

@@ -45,6 +45,17 @@ class WorldRequest:
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None before that."""
 
+    def waits_for(self) -> tuple[str, list[str]] | None:
+        """Return what the task waits for and why, as `LeaseSource.waiting` does; None if it waits for no lease."""
+        return None if self.starter is None else self.starter.leases.waiting(self.demand)
+
+    def waiting(self) -> str | None:
+        """Return a line with the test, the lease that it waits for and the reasons; None if it waits for no lease."""
+        if (found := self.waits_for()) is None:
+            return None
+        what, obstacles = found
+        return ": ".join(filter(None, (f"{self.demand.holder.test} waits for {what}", "; ".join(obstacles))))
+
 
 class WorldState(Enum):
     """The states of a :class:`PooledWorld`."""

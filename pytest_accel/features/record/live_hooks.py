@@ -171,9 +171,7 @@ def _look(pool: Pool) -> _PoolState:
     """Return the present state, in the pool's thread."""
     now = monotonic()
     waiting = [
-        waiting_text(
-            pool.waiting(one.id) or f"{one.demand.holder.test} waits for the start of its ranks", now - one.since
-        )
+        waiting_text(one.waiting() or f"{one.demand.holder.test} waits for the start of its ranks", now - one.since)
         for one in pool.requests.values()
         if one.demand.key.ranks
     ]

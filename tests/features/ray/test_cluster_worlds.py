@@ -108,8 +108,8 @@ class ClusterPool:
 
     def waiting(self) -> str | None:
         """Return what the last request waits for."""
-        requests = self.pool.call(lambda: [one.id for one in self.pool.requests.values() if one.driver is self.last])
-        return self.pool.call(self.pool.waiting, requests[0]) if requests else None
+        requests = self.pool.call(lambda: [one for one in self.pool.requests.values() if one.driver is self.last])
+        return self.pool.call(requests[0].waiting) if requests else None
 
     def get(self, answers: queue.SimpleQueue[WorldGrant | str]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
