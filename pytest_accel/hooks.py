@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_accel.driver.item_plan import ItemPlan, Resources
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
-    from pytest_accel.pool.starter import ClusterConnection, JobStarter
+    from pytest_accel.pool.starter import ClusterConnection, LocalStarter, Starter, StarterReports
     from pytest_accel.rank.context import RankContext
     from pytest_accel.session import AccelSession
 
@@ -141,8 +141,8 @@ def pytest_accel_connect_cluster(session: AccelSession) -> ClusterConnection | N
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_accel_job_starter() -> JobStarter | None:
-    """Return the function that starts the ranks of a world with a launcher."""
+def pytest_accel_job_starter(here: LocalStarter, reports: StarterReports) -> Starter[Any] | None:
+    """Return the starter of worlds that ``mpirun`` starts on this machine, whose leases `here` has."""
 
 
 @pytest.hookspec(firstresult=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coverage import Coverage
 
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.starter import ClusterConnection, Elsewhere, JobStarter
+    from pytest_accel.pool.starter import ClusterConnection, Elsewhere
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -99,9 +99,11 @@ class SessionPool:
             leases = Leases(own_machine, own_machine.slots, reports.wanted, reports.lost, waits_for_busy=waits)
             return LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
 
-        def jobs(here: LocalStarter, launcher: str, reports: StarterReports) -> Starter[Any]:
-            make: JobStarter = features.require(config, "launcher").pytest_accel_job_starter()
-            return make(here, launcher, reports)
+        def jobs(here: LocalStarter, reports: StarterReports) -> Starter[Any]:
+            made: Starter[Any] = features.require(config, "launcher").pytest_accel_job_starter(
+                here=here, reports=reports
+            )
+            return made
 
         self.pool = Pool(
             machine,

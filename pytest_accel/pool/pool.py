@@ -71,7 +71,6 @@ from pytest_accel.pool.pooled_world import (
 )
 from pytest_accel.pool.starter import (
     Elsewhere,
-    JobStarter,
     LocalStarter,
     LostPlaceError,
     Starter,
@@ -118,7 +117,7 @@ class Pool:
         show: Callable[[str], None],
         here: Callable[[StarterReports], LocalStarter],
         elsewhere: Elsewhere | None = None,
-        jobs: JobStarter | None = None,
+        jobs: Callable[[LocalStarter, StarterReports], Starter[Any]] | None = None,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
@@ -496,7 +495,7 @@ class Pool:
         """Return the starter of worlds of `key`."""
         if key.launcher is not None and self._make_jobs is not None:
             if self._jobs is None:
-                self._jobs = self._make_jobs(self._here, key.launcher, self)
+                self._jobs = self._make_jobs(self._here, self)
             return self._jobs
         return self._elsewhere if self._elsewhere is not None and self._elsewhere.serves(key) else self._here
 

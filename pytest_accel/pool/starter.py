@@ -6,7 +6,7 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -151,10 +151,6 @@ class ClusterConnection(Elsewhere, Protocol):
 
     def close(self) -> None:
         """Disconnect. The pool must have been closed."""
-
-
-JobStarter = Callable[["LocalStarter", str, StarterReports], Starter[Any]]
-"""Makes the starter of worlds that a launcher, such as ``mpirun``, starts on this machine."""
 
 
 class LocalStarter:

@@ -11,6 +11,7 @@ from pytest_accel.core.stash_keys import LAUNCHED
 
 if TYPE_CHECKING:
     from pytest_accel.features.launchers.mpi import MpiStarter
+    from pytest_accel.pool.starter import LocalStarter, StarterReports
     from pytest_accel.session import AccelSession
 
 
@@ -27,10 +28,10 @@ def pytest_accel_configure(session: AccelSession) -> None:
     session.config.stash[LAUNCHED].configure(session.config)
 
 
-def pytest_accel_job_starter() -> type[MpiStarter]:
+def pytest_accel_job_starter(here: LocalStarter, reports: StarterReports) -> MpiStarter:
     from pytest_accel.features.launchers.mpi import MpiStarter
 
-    return MpiStarter
+    return MpiStarter(here, reports)
 
 
 def pytest_accel_why_no_launcher(launcher: str) -> str | None:

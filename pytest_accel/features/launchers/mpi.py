@@ -63,8 +63,8 @@ class MpiProcess(Struct, frozen=True):
 class MpiStarter(LocalStarter):
     """The starter of worlds on this machine that are MPI jobs."""
 
-    def __init__(self, here: LocalStarter, launcher: str, reports: StarterReports) -> None:
-        """`here` has the leases. `launcher` is always ``mpirun``."""
+    def __init__(self, here: LocalStarter, reports: StarterReports) -> None:
+        """`here` has the leases."""
         super().__init__(here.spec, here.leases, here.spawn, reports)
         self._jobs: dict[int, MpiJob] = {}
         """The jobs that run, by the number of the world."""
