@@ -58,20 +58,6 @@ class _RefusedCalls:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
-        return (yield from self._phase())
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self) -> Generator[None, object, object]:
-        __tracebackhide__ = True
-        return (yield from self._phase())
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
-        __tracebackhide__ = True
-        return (yield from self._phase())
-
-    def _phase(self) -> Generator[None, object, object]:
-        __tracebackhide__ = True
         try:
             result = yield
         except pytest.skip.Exception:
@@ -82,6 +68,8 @@ class _RefusedCalls:
             raise
         self._fail_if_refused()
         return result
+
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
     def _fail_if_refused(self) -> None:
         __tracebackhide__ = True
