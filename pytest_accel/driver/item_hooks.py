@@ -25,8 +25,15 @@ _BEFORE_CALL = (
     *("pytest_runtest_makereport", "pytest_runtest_logreport", "pytest_accel_merge"),
 )
 """Hooks that pytest calls between the setup of a test and its call, or that may call the phases themselves."""
-_HARMLESS = ("_pytest", "pytest_accel", "xdist")
-"""Packages whose implementations of these hooks do not keep a test that has passed its setup from its call."""
+_HARMLESS = (
+    *("_pytest", "pytest_accel", "xdist", "_hypothesis_pytestplugin", "anyio", "pytest_asyncio", "pytest_cov"),
+    *("pytest_github_actions_annotate_failures", "pytest_html", "pytest_instafail", "pytest_metadata", "pytest_mock"),
+    *("pytest_randomly", "pytest_rerunfailures", "pytest_subtests", "pytest_sugar", "pytest_timeout"),
+)
+"""Packages whose implementations of these hooks do not keep a test that has passed its setup from its call.
+
+Any plugin is correct without a row here; with one, each test costs a message and a wait less.
+"""
 
 
 def may_stop_call(config: pytest.Config) -> bool:

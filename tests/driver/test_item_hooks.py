@@ -11,20 +11,22 @@ from pytest_accel.driver.item_hooks import may_stop_call
 
 
 @pytest.mark.parametrize(
-    ("hook", "waits"),
+    ("hook", "package", "waits"),
     [
-        *((f"pytest_runtest_{name}", True) for name in ("protocol", "setup", "call", "makereport", "logreport")),
-        *(("pytest_accel_merge", True), ("pytest_runtest_teardown", False), ("pytest_runtest_logstart", False)),
+        *((f"pytest_runtest_{name}", "suite", True) for name in ("protocol", "setup", "call", "makereport")),
+        *(("pytest_runtest_logreport", "suite", True), ("pytest_accel_merge", "suite", True)),
+        *((f"pytest_runtest_{name}", "suite", False) for name in ("teardown", "logstart")),
+        *(("pytest_runtest_protocol", "pytest_timeout", False), ("pytest_runtest_makereport", "pytest_html", False)),
     ],
 )
 def test_each_hook_that_may_stop_a_test_before_its_call_is_known(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, hook: str, waits: bool
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, hook: str, package: str, waits: bool
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     config = pytester.parseconfig()
     config.pluginmanager.add_hookspecs(hooks)
     assert not may_stop_call(config)
-    plugin = ModuleType("of_the_suite")
+    plugin = ModuleType(package)
     exec(f"def {hook}(): ...", vars(plugin))
     config.pluginmanager.register(plugin)
     assert may_stop_call(config) is waits
