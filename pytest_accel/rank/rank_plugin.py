@@ -240,6 +240,8 @@ class RankPlugin:
                     self._runner.tear_down(session, driver)
                 elif isinstance(request, RunTest):
                     self._runner.run(session, driver, request)
+            except (pytest.exit.Exception, KeyboardInterrupt) as error:
+                driver.send(self._runner.exit_request(error))
             finally:
                 self.context.in_test = False
 

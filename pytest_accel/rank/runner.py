@@ -139,8 +139,8 @@ class TestRunner:
             driver.send(Collected(frozenset([node.family]), prepared=self._context.is_prepared))
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
-        except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(self._exit_request(error))
+        except pytest.exit.Exception:
+            raise
         except Exception:
             driver.send(CannotRun(format_exc()))
         else:
@@ -171,10 +171,8 @@ class TestRunner:
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
-        except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            # For example, the teardown of a fixture that an earlier test has left set up calls pytest.exit.
-            driver.send(self._exit_request(error))
-            return
+        except pytest.exit.Exception:  # For example, of a fixture that an earlier test has left set up.
+            raise
         except Exception:
             driver.send(CannotRun(format_exc()))
             return
@@ -186,9 +184,6 @@ class TestRunner:
         self._debugger.driver = driver
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(self._exit_request(error))
-            return
         finally:
             self._debugger.end()
             self._debugger.driver = None
@@ -196,12 +191,9 @@ class TestRunner:
 
     def tear_down(self, session: pytest.Session, driver: LinkToDriver) -> None:
         """Tear down all fixtures after the last test, and answer `driver`."""
-        try:
-            driver.send(self._collector.tear_down_to(session, None))
-        except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(self._exit_request(error))
+        driver.send(self._collector.tear_down_to(session, None))
 
-    def _exit_request(self, error: BaseException) -> ExitRequest:
+    def exit_request(self, error: BaseException) -> ExitRequest:
         """Return the message for `error`, which ends the session: a KeyboardInterrupt or the error of `pytest.exit`."""
         folders = folders_of(self._config)
         path, line = folders.place_of_failure(
