@@ -59,7 +59,7 @@ class RankContext:
         self.default_group: ProcessGroup | None = None
         self.inherited: dict[str, str] = {}
         """The environment that the session has, before pytest-accel sets variables for this rank."""
-        self.variables: dict[bytes, bytes | None] = {}
+        self.variables: dict[str, str | None] = {}
         """The environment variables that pytest-accel has set for this rank; None if it has unset the variable."""
         self.operations = Operations(lambda: self.in_call)
         """The operations of torch.distributed that this rank has issued."""

@@ -130,10 +130,9 @@ def _set_environment(context: RankContext, port: int | None) -> None:
             changes.setdefault("OMP_NUM_THREADS", "1")  # As torchrun: ranks must not overload the machine.
     changes |= worker_environment(spec.workers[rank])
     os.environ.pop("PYTEST_CURRENT_TEST", None)
-    for name, value in {**changes, **dict(spec.key.env)}.items():
+    context.variables = {**changes, **dict(spec.key.env)}
+    for name, value in context.variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-        # As bytes, because the leak check compares them with `os.environb` after each test.
-        context.variables[os.fsencode(name)] = None if value is None else os.fsencode(value)

@@ -112,7 +112,7 @@ class Launch:
         of_a_rank |= {name for name in os.environ if name.startswith("PYTEST_XDIST_")}
         context = self._context
         own_threads = {} if context is None or _THREADS in dict(context.spec.key.env) else context.variables
-        if os.environb.get(_THREADS.encode(), b"") == own_threads.get(_THREADS.encode()):
+        if os.environ.get(_THREADS, "") == own_threads.get(_THREADS):
             of_a_rank.add(_THREADS)
         made: dict[str, str | None] = {
             _THREADS: str(max(1, len(affinity()) // nproc)),
