@@ -1,7 +1,7 @@
 """Environment variables of torch, by the time at which they are read.
 
 Ranks are forked from a process that has imported torch. A variable that torch has read by then has no effect in them.
-`tests/rank/test_torch_variables.py` compares both tables with what the installed torch reads while it is imported.
+`tests/compat/test_torch_variables.py` compares both tables with what the installed torch reads while it is imported.
 """
 
 from __future__ import annotations
