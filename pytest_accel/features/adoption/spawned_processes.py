@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, update_wrapper
+from itertools import count
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -40,6 +42,7 @@ from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.features.adoption import spawn_server
 from pytest_accel.features.adoption.suite_adoption import may_adopt
 from pytest_accel.forkserver.preload import TORCH_MODULES, used_runtime
+from pytest_accel.messages.world_spec import LOOPBACK
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ class Spawning:
     def pytest_unconfigure(self) -> None:
         if os.getpid() == self._pid:
             for server in self._servers.values():
-                server.stop()
+                server._stop()  # type: ignore[attr-defined] # It kills all processes that the server has forked.
 
     @contextmanager
     def _phase(self, item: pytest.Item) -> Iterator[None]:
@@ -102,8 +105,8 @@ class Spawning:
             if os.getpid() == self._pid:
                 self._running[:] = filter(_is_running, self._running)
                 self._give_back()
-                for reason, count in self._others.items():
-                    warn(f"accel_adopt: processes that were not forked: {count} ({reason})")
+                for reason, number in self._others.items():
+                    warn(f"accel_adopt: processes that were not forked: {number} ({reason})")
                 self._others.clear()
 
     def _functions(self, item: pytest.Item, limit: _TimeLimit) -> Iterator[tuple[Any, str, Any]]:
@@ -142,22 +145,32 @@ class Spawning:
         return self._servers[settings]
 
     def _spawn(self, original: Any, item: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any) -> Any:
-        """Call torch's function with the mask of `nprocs` devices, which are leased; of all if there are fewer."""
+        """Call torch's function with the variables of torchrun and a mask of `nprocs` leased devices, all if fewer."""
         __tracebackhide__ = True
         session: Any = self._session
         machine, kind = session.machine, session.machine.session_kind
+        with socket.create_server((LOOPBACK, 0)) as free:
+            port = str(free.getsockname()[1])
+        # A variable that is set already stays: the test, or a launcher, has set it.
+        given: dict[str, Any] = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": str(nprocs), **os.environ}
         # Processes may share tensors of a runtime that is in use, which name its devices by the mask of this process.
-        if kind in (None, "none", "cpu") or machine.is_cluster or used_runtime() is not None:
-            return original(fn, args, nprocs, *more, **kw)
-        # A second lease beside the first could make two tests wait for each other.
-        if self._lease is None and (count := min(nprocs, len(machine.session.devices))):
-            self._lease = session.lease(WorldKey(kind, DeviceNeed(count, kind=kind), 0, grouped=False), item.nodeid)
-        mask = {} if self._lease is None else machine.vendor(kind).mask(self._lease.devices, os.environ)
-        environment = {name: value for name, value in {**os.environ, **mask}.items() if value is not None}
+        if kind not in (None, "none", "cpu") and not machine.is_cluster and used_runtime() is None:
+            # A second lease beside the first could make two tests wait for each other.
+            if self._lease is None and (needed := min(nprocs, len(machine.session.devices))):
+                key = WorldKey(kind, DeviceNeed(needed, kind=kind), 0, grouped=False)
+                self._lease = session.lease(key, item.nodeid)
+            given |= {} if self._lease is None else machine.vendor(kind).mask(self._lease.devices, os.environ)
+        given = {name: value for name, value in given.items() if value is not None}
+        names, ranks, start = {"RANK", "LOCAL_RANK"} - os.environ.keys(), count(), BaseProcess.start
+
+        def begin(process: BaseProcess) -> None:
+            os.environ.update(dict.fromkeys(names, str(next(ranks))))
+            start(process)
+
         try:
-            with mock.patch.dict(os.environ, environment, clear=True):
+            with mock.patch.dict(os.environ, given, clear=True), mock.patch.object(BaseProcess, "start", begin):
                 started = original(fn, args, nprocs, *more, **kw)
-                self._users += getattr(started, "processes", ())
+                self._users += () if self._lease is None else getattr(started, "processes", ())
                 return started
         finally:
             self._give_back()
@@ -183,10 +196,6 @@ class _Server(forkserver.ForkServer):
         environment = {**unmeasured(os.environ), spawn_server.SETTINGS: self._settings}
         with mock.patch.dict(os.environ, environment, clear=True):
             super().ensure_running()
-
-    def stop(self) -> None:
-        """Kill all processes that the server has forked, and wait for its end."""
-        self._stop()  # type: ignore[attr-defined]
 
 
 class _Popen(popen_forkserver.Popen):

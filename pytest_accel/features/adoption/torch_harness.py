@@ -56,9 +56,7 @@ class HarnessInRank:
     def pytest_runtest_call(self, item: Any) -> Generator[None, None, None]:
         """Give the variables that identify the rank the session's values, as in torch's parent process.
 
-        Restore the environment afterwards.
-
-        Test cases of torch set variables in their `setUp` and never unset them.
+        Restore the environment afterwards: test cases of torch set variables in `setUp` and never unset them.
         """
         __tracebackhide__ = True
         if (base := harness_of(item)) is None:

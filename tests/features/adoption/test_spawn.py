@@ -479,6 +479,22 @@ DEVICES = """
         assert os.environ.get("SIM_VISIBLE_DEVICES", "") == MASK
 
 
+    def show_variables(rank, folder):
+        with open(f"{folder}/{rank}", "w") as file:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            json.dump([os.environ.get(name) for name in names], file)
+
+
+    @pytest.mark.parametrize("method", ["spawn", "fork"])
+    def test_variables_of_ranks(method, shown, tmp_path, monkeypatch):
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        mp.start_processes(show_variables, args=(str(tmp_path),), nprocs=2, start_method=method)
+        first, second = shown()
+        assert first == ["0", "0", "2", "localhost", first[4]] and int(first[4]) > 0
+        assert second == ["1", "1", *first[2:]]
+        assert "RANK" not in os.environ and "MASTER_PORT" not in os.environ
+
+
     def test_not_joined(shown, tmp_path):
         first = mp.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
         second = mp.spawn(show, args=(str(tmp_path),), nprocs=2, join=False)
