@@ -150,11 +150,6 @@ class AccelSession:
             self._driver = Driver(self.config, self.settings, self.pool_client, self.machine.session_kind)
         return self._driver
 
-    def give_back_world(self) -> None:
-        """Return this process's world to the pool, if any: it is about to wait for something else."""
-        if self._driver is not None:
-            self._driver.close()
-
     def lease(self, key: WorldKey, test: str) -> WorldSpec:
         """Wait for devices that this process is to use in `test`, and return the world, without ranks, that has them.
 
@@ -165,7 +160,8 @@ class AccelSession:
 
         # Two drivers could wait for each other: one has a world and waits for a lease, the other has the lease and
         # waits for the devices of the world.
-        self.give_back_world()
+        if self._driver is not None:
+            self._driver.close()
         try:
             return self.pool_client.acquire(key, test, self.settings.wait).spec
         except PlaceError as error:

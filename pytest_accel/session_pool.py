@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,10 @@ class SessionPool:
             show(f"accel: {why}")
         elif measuring is not None:
             self._coverage = DriverCoverage(measuring, basetemp)
-            children = for_children(os.environ)
-            spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
+            hidden = spec.hidden
+            if (file := os.environ.get(COVERAGE_SETTINGS_FILE)) is not None:  # For processes that a test starts.
+                hidden = (*hidden, (COVERAGE_SETTINGS_FILE, file))
+            spec = structs.replace(spec, coverage=self._coverage.settings, hidden=hidden)
         launched: Elsewhere | None = config.stash.get(LAUNCHED, None)
 
         def here(reports: StarterReports) -> LocalStarter:
@@ -248,12 +250,3 @@ def shortcoming(coverage: Coverage) -> str | None:
         return None
     release = sys.modules["coverage"].__version__
     return f"coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer"
-
-
-def for_children(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the user's variable that makes coverage measure the processes that a test starts, if it is set."""
-    return (
-        ((COVERAGE_SETTINGS_FILE, environment[COVERAGE_SETTINGS_FILE]),)
-        if COVERAGE_SETTINGS_FILE in environment
-        else ()
-    )

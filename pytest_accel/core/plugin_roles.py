@@ -88,11 +88,6 @@ def published_plugins() -> Mapping[str, str]:
     return {entry.name: entry.value.partition(":")[0].partition(".")[0] for entry in entries}
 
 
-def is_in_environment(origin: str) -> bool:
-    """Return whether the file `origin` lies in a folder into which packages are installed."""
-    return not _INSTALLED.isdisjoint(Path(origin).parts)
-
-
 def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tuple[str, bool]]) -> dict[str, RoleName]:
     """Return roles by module or package of the plugins in `named`: ``full`` if the value is True, else ``absent``.
 
@@ -200,4 +195,4 @@ def is_third_party(plugin: object) -> bool:
     if origin is None or Path(origin).name == "conftest.py":
         return False
     # A plugin in an editable install is outside site-packages, but publishes an entry point.
-    return is_in_environment(origin) or package in published_plugins().values()
+    return not _INSTALLED.isdisjoint(Path(origin).parts) or package in published_plugins().values()
