@@ -27,10 +27,7 @@ from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.forkserver.preload import blas_without_threads, import_named
 
 SETTINGS = "PYTEST_ACCEL_SPAWN_SERVER"
-"""Variable by which a server gets its settings: JSON of ``sys.path`` and the modules to import.
-
-The standard library passes only names of modules to its fork server.
-"""
+"""Variable with a server's settings: JSON of ``sys.path`` and the modules to import. The standard library has none."""
 
 
 def _prepare_server(path: list[str], modules: list[str]) -> None:

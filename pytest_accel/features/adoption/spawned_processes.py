@@ -58,7 +58,7 @@ class Spawning:
 
     def __init__(self, config: pytest.Config, session: AccelSession | None) -> None:
         """`session` is None in a rank. There the test has its devices and time limit."""
-        self._session = session
+        self._session: Any = session
         self._settings = options.settings(config) if session is None else session.settings
         self._pid = os.getpid()
         self._servers: dict[object, _Server] = {}
@@ -81,7 +81,7 @@ class Spawning:
     def pytest_unconfigure(self) -> None:
         if os.getpid() == self._pid:
             for server in self._servers.values():
-                server._stop()  # type: ignore[attr-defined] # It kills all processes that the server has forked.
+                server.stop()
 
     @contextmanager
     def _phase(self, item: pytest.Item) -> Iterator[None]:
@@ -147,18 +147,16 @@ class Spawning:
     def _spawn(self, original: Any, item: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any) -> Any:
         """Call torch's function with the variables of torchrun and a mask of `nprocs` leased devices, all if fewer."""
         __tracebackhide__ = True
-        session: Any = self._session
-        machine, kind = session.machine, session.machine.session_kind
+        machine, kind = self._session.machine, self._session.machine.session_kind
         with socket.create_server((LOOPBACK, 0)) as free:
             port = str(free.getsockname()[1])
-        # A variable that is set already stays: the test, or a launcher, has set it.
         given: dict[str, Any] = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": str(nprocs), **os.environ}
         # Processes may share tensors of a runtime that is in use, which name its devices by the mask of this process.
         if kind not in (None, "none", "cpu") and not machine.is_cluster and used_runtime() is None:
             # A second lease beside the first could make two tests wait for each other.
             if self._lease is None and (needed := min(nprocs, len(machine.session.devices))):
                 key = WorldKey(kind, DeviceNeed(needed, kind=kind), 0, grouped=False)
-                self._lease = session.lease(key, item.nodeid)
+                self._lease = self._session.lease(key, item.nodeid)
             given |= {} if self._lease is None else machine.vendor(kind).mask(self._lease.devices, os.environ)
         given = {name: value for name, value in given.items() if value is not None}
         names, ranks, start = {"RANK", "LOCAL_RANK"} - os.environ.keys(), count(), BaseProcess.start
@@ -178,7 +176,7 @@ class Spawning:
     def _give_back(self) -> None:
         """Give back the lease if no process uses it any more."""
         self._users[:] = [process for process in self._users if process.is_alive()]
-        if self._session is not None and self._lease is not None and not self._users:
+        if self._lease is not None and not self._users:
             lease, self._lease = self._lease, None
             self._session.end_lease(lease)
 
@@ -196,6 +194,10 @@ class _Server(forkserver.ForkServer):
         environment = {**unmeasured(os.environ), spawn_server.SETTINGS: self._settings}
         with mock.patch.dict(os.environ, environment, clear=True):
             super().ensure_running()
+
+    def stop(self) -> None:
+        """Kill all processes that the server has forked, and wait for its end."""
+        self._stop()  # type: ignore[attr-defined]
 
 
 class _Popen(popen_forkserver.Popen):
