@@ -23,6 +23,7 @@ from pytest_accel.hardware.inventory import Inventory, Machine, without_figures
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
 from pytest_accel.pool.starter import Elsewhere
+from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
 _SHARING_BACKENDS = {"gloo", "mpi"}
@@ -204,9 +205,10 @@ def _in_fake_group(size: int | str, need: DeviceNeed | None, ranks: dict[str, An
 
 def _default_share(kind: str, resources: Resources) -> Share | None:
     """Return the share of each device for tests that request none (``accel_share``)."""
-    share = resources.settings.share
-    if share is None or kind == "none":
+    given = resources.settings.share
+    if given is None or kind == "none":
         return None
+    share = parse_share(given)
     # The memory of assumed devices is unknown.
     return None if resources.hypothetical and share.bytes is not None else share
 

@@ -103,12 +103,17 @@ def positive_time(value: object) -> float:
     return seconds
 
 
-def share(value: object) -> Share:
-    """Return the share in a text: a fraction such as ``0.25``, or a size such as ``8GiB``."""
+def share(value: object) -> str:
+    """Return the text of a share: a fraction such as ``0.25``, or a size such as ``8GiB``."""
+    parse_share(given := text(value))
+    return given
+
+
+def parse_share(given: str) -> Share:
+    """Return the share in the text `given`."""
     from pytest_accel.core.device import Share
     from pytest_accel.core.units import parse_memory
 
-    given = text(value)
     try:
         fraction = float(given)
     except ValueError:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_accel.core.device import Share
     from pytest_accel.hardware.inventory import Machine
 
 ACCEL = "accel"
@@ -44,8 +43,8 @@ class Settings(NamedTuple):
     require: tuple[tuple[str, int], ...] = ()
     """Pairs of a kind and the minimum number of its devices."""
     strict: bool = False
-    share: Share | None = None
-    """The share of each device that a test takes if its mark has none; None for exclusive devices."""
+    share: str | None = None
+    """The share as given (`option_types.parse_share`); None for exclusive devices."""
     busy: Literal["ignore", "skip", "wait"] = "ignore"
     wait: float | None = None
     timeout: float = 300.0
@@ -362,9 +361,8 @@ def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
     """Return command line arguments for the `options` that the command line or the environment sets."""
     words: list[str] = []
     for option in options:
-        if (value := config.getoption(option, None)) is None:
-            value = os.environ.get(environment_variable(option), "").strip()
-        if text := f"{value:g}" if isinstance(value, float) else str(value):
+        if (value := config.getoption(option, None)) is not None or (value := _from_environment(option)) is not None:
+            text = f"{value:g}" if isinstance(value, float) else str(value).lower() if value is True else str(value)
             words += [flag(option), text] if _OPTIONS[option].metavar else ["-o", f"{option}={text}"]
     return words
 

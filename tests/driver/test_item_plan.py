@@ -89,14 +89,14 @@ def test_ranks_use_a_kind_without_a_process_group_backend_only_on_request() -> N
 def test_ranks_share_a_device_if_their_backend_allows_it(mark: pytest.MarkDecorator, kind: str, sets: int) -> None:
     shared = DeviceNeed(4, kind=kind, share=QUARTER, sets=sets)
     assert key(devices(share=0.25), mark, session=kind).need == shared
-    assert plan(mark, of=resources(kind, settings=Settings(share=QUARTER))).key.need == shared
+    assert plan(mark, of=resources(kind, settings=Settings(share="0.25"))).key.need == shared
     without_share = key(mark, session=kind).need
     assert without_share is not None
     assert without_share.sets == 1
 
 
 def test_the_share_of_the_mark_overrides_that_of_the_session() -> None:
-    session = resources(settings=Settings(share=Share(fraction=0.5)))
+    session = resources(settings=Settings(share="0.5"))
     assert plan(devices(share=0.25), of=session).key.need == DeviceNeed(1, share=QUARTER)
     assert plan(devices(), of=session).key.need == DeviceNeed(1, share=Share(fraction=0.5))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.device import Share
 from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.kernel_files import cpu_slots, usable_memory
 from pytest_accel.settings import options as accel_config
@@ -50,8 +49,7 @@ GOOD: list[tuple[str, str, str, Any]] = [
     ("accel_cluster", "ray:head-1.lan:6379", "cluster", "ray:head-1.lan:6379"),
     ("accel_marks", "project", "marks", "project"),
     ("accel_busy", "wait", "busy", "wait"),
-    ("accel_share", "0.25", "share", Share(fraction=0.25)),
-    ("accel_share", "8GiB", "share", Share(bytes=8 << 30)),
+    ("accel_share", "0.25", "share", "0.25"),
     ("accel_timeout", "20", "timeout", 20.0),
     ("accel_timeout", "5min", "timeout", 300.0),
     ("accel_wait", "90 s", "wait", 90.0),
