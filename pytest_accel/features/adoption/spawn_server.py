@@ -27,7 +27,7 @@ from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.forkserver.preload import blas_without_threads, import_named
 
 SETTINGS = "PYTEST_ACCEL_SPAWN_SERVER"
-"""Variable with a server's settings: JSON of ``sys.path`` and the modules to import. The standard library has none."""
+"""Variable with JSON of a server's ``sys.path`` and modules: the standard library passes it only names of modules."""
 
 
 def _prepare_server(path: list[str], modules: list[str]) -> None:
