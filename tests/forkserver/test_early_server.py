@@ -26,9 +26,11 @@ _CONFTEST = """
         Path(__file__).with_name(name).write_text(f"{value}\\n")
 
     if not os.environ.get("PYTEST_XDIST_WORKER"):  # Ranks have it, too.
-        # Not Process.children(), which compares times that change with the clock of the machine.
-        children = [each.info for each in psutil.process_iter(["pid", "ppid", "cmdline"]) if each.ppid() == os.getpid()]
-        servers = [child["pid"] for child in children if "server import main" in " ".join(child["cmdline"])]
+        # Not Process.children(), which compares times that change with the clock of the machine. Each process is read
+        # once, since others end meanwhile.
+        processes = [process.info for process in psutil.process_iter(["pid", "ppid", "cmdline"])]
+        children = [process for process in processes if process["ppid"] == os.getpid()]
+        servers = [child["pid"] for child in children if "server import main" in " ".join(child["cmdline"] or ())]
         note("early", servers)
     """
 _TESTS = """
