@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _BOTTOM = re.compile(r'^ *File ".*multiprocessing.process\.py", line \d+ in run$', re.MULTILINE)
 """The frame by which multiprocessing calls the function of a process."""
+_OF_RANK = ("RANK", "LOCAL_RANK")
 
 
 class Spawning:
@@ -150,7 +151,10 @@ class Spawning:
         machine, kind = self._session.machine, self._session.machine.session_kind
         with socket.create_server((LOOPBACK, 0)) as free:
             port = str(free.getsockname()[1])
-        given: dict[str, Any] = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": str(nprocs), **os.environ}
+        given: dict[str, Any] = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": str(nprocs)}
+        # A test may set some and need the others to be missing: Accelerate takes LOCAL_RANK for a distributed run.
+        of_rank = _OF_RANK if os.environ.keys().isdisjoint((*given, *_OF_RANK)) else ()
+        given = {**(given if of_rank else {}), **os.environ}
         # Processes may share tensors of a runtime that is in use, which name its devices by the mask of this process.
         if kind not in (None, "none", "cpu") and not machine.is_cluster and used_runtime() is None:
             # A second lease beside the first could make two tests wait for each other.
@@ -159,10 +163,10 @@ class Spawning:
                 self._lease = self._session.lease(key, item.nodeid)
             given |= {} if self._lease is None else machine.vendor(kind).mask(self._lease.devices, os.environ)
         given = {name: value for name, value in given.items() if value is not None}
-        names, ranks, start = {"RANK", "LOCAL_RANK"} - os.environ.keys(), count(), BaseProcess.start
+        ranks, start = count(), BaseProcess.start
 
         def begin(process: BaseProcess) -> None:
-            os.environ.update(dict.fromkeys(names, str(next(ranks))))
+            os.environ.update(dict.fromkeys(of_rank, str(next(ranks))))
             start(process)
 
         try:
