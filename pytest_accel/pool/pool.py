@@ -47,7 +47,7 @@ from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, Command
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.messages.world_spec import WorkerInput, WorldSpec
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,
@@ -112,7 +112,6 @@ class Pool:
         spec: SessionSpec,
         slots: int,
         *,
-        worker: Callable[[int, int], WorkerInput],
         record: Recorder,
         show: Callable[[str], None],
         here: Callable[[StarterReports], LocalStarter],
@@ -121,10 +120,9 @@ class Pool:
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        ``worker(number, count)`` returns the identity of a rank as one of xdist's workers: `number` is the lowest that
-        no living rank has, and `count` is larger than the numbers of all living ranks. `record` gets the events of the
-        pool, and `show` lines for the terminal. `here`, which returns the starter of this machine, is called in the
-        pool's thread. `elsewhere` are other machines, and `jobs` is called when a test first needs an MPI job.
+        `record` gets the events of the pool, and `show` lines for the terminal. `here`, which returns the starter of
+        this machine, is called in the pool's thread. `elsewhere` are other machines, and `jobs` is called when a test
+        first needs an MPI job.
         """
         self.summary = PoolSummary(spec.directory)
         self.directory = spec.directory
@@ -138,7 +136,7 @@ class Pool:
         """The error after which no world can be started any more, or None."""
         self._machine = machine
         self._slots = slots
-        self._worker = worker
+        self._first_worker = spec.first_worker
         self._record = record
         self._show = show
         self._make_jobs = jobs
@@ -533,11 +531,10 @@ class Pool:
         key = request.demand.key
         self._last_number += 1
         spec = starter.place(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), taken)
-        used = {number for world in self.worlds.values() for number in world.numbers}
-        numbers = tuple(islice((number for number in count() if number not in used), spec.ranks))
-        total = max((*used, *numbers), default=0) + 1
-        spec = replace(spec, workers=tuple(self._worker(number, total) for number in numbers))
-        world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken, numbers)
+        used = {number for world in self.worlds.values() for number in world.spec.workers}
+        workers = tuple(islice((one for one in count(self._first_worker) if one not in used), spec.ranks))
+        spec = replace(spec, workers=workers, worker_count=max((*used, *workers), default=0) + 1)
+        world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken)
         self._record_machines()
         places = []
         for rank in range(spec.ranks):

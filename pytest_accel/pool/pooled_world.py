@@ -93,12 +93,8 @@ class PooledWorld:
     A lease that a driver's own process uses is a world without ranks. The pool sets all attributes except `state`.
     """
 
-    def __init__(
-        self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken, numbers: tuple[int, ...]
-    ) -> None:
+    def __init__(self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
         self.spec = spec
-        self.numbers = numbers
-        """The number of each rank among all living ranks of the session."""
         self.starter = starter
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request

@@ -34,7 +34,6 @@ from pytest_accel.pool.pool_client import (
 from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
-from tests.plain_workers import plain_worker
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")
@@ -111,7 +110,6 @@ class SimulatedSession:
             machine_for(SETTINGS),
             spec,
             2,
-            worker=plain_worker,
             record=pass_to(),
             show=print,
             here=lambda reports: simulated(spec, reports),
