@@ -193,16 +193,13 @@ class Worlds(dict[int, PooledWorld]):
 
     # Called by starters
 
-    def wanted(self, taken: Taken) -> bool:
+    def wanted(self, taken: Taken) -> None:
         """Retire the world that has `taken` if it is idle, or notify the driver that uses the world."""
         world = self._world_with(taken)
-        if world is None:
-            return False
-        if world.state is WorldState.IDLE:
+        if world is not None and world.state is WorldState.IDLE:
             self.retire(world, WANTED)
-        elif world.state is WorldState.IN_USE and world.request is not None:
+        elif world is not None and world.request is not None and world.state is WorldState.IN_USE:
             world.request.driver.handle(WorldWanted(world.spec.world))
-        return world.ending
 
     def lost(self, taken: Taken, why: str) -> None:
         """Kill the world whose ranks must not use `taken` any more."""
