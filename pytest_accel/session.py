@@ -137,7 +137,7 @@ class AccelSession:
             from pytest_accel.pool.pool_client import PoolClient
 
             return PoolClient.over(self.worker_input["accel_channel"])
-        from pytest_accel.pool.driver_ends import client_here
+        from pytest_accel.pool.pool import client_here
 
         return client_here(self.pool, self.show)
 

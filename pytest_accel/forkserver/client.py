@@ -15,13 +15,7 @@ from pytest_accel.compat import loop_tasks
 from pytest_accel.core import session_folder
 from pytest_accel.core.processes import KILL_TIMEOUT
 from pytest_accel.core.signals import without_sigpipe
-from pytest_accel.forkserver.server_messages import (
-    KillWorld,
-    ServerReport,
-    ServerRequest,
-    StartWorld,
-    file_with,
-)
+from pytest_accel.forkserver.server_messages import KillWorld, ServerReport, ServerRequest, StartWorld, file_with
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec

@@ -19,6 +19,8 @@ from threading import current_thread
 from traceback import format_exc, format_exception
 from typing import Any, TypeVar
 
+import pytest
+
 from pytest_accel.compat import loop_tasks
 from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import session_folder, threads
@@ -37,15 +39,26 @@ from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,
+    DriverMessage,
     GiveBackWorld,
+    PoolClient,
     PoolRequest,
+    ShowLine,
     WarmServer,
     WorldGrant,
     WorldWanted,
 )
-from pytest_accel.pool.pooled_world import PoolDriver, PooledWorld, PoolSummary, WorldRequest, WorldState
 from pytest_accel.pool.starter import Elsewhere, LocalStarter, LostPlaceError, Starter, StarterReports, Taken
-from pytest_accel.pool.worlds import SESSION_ENDS, WANTED, Worlds
+from pytest_accel.pool.worlds import (
+    SESSION_ENDS,
+    WANTED,
+    PoolDriver,
+    PooledWorld,
+    PoolSummary,
+    WorldRequest,
+    Worlds,
+    WorldState,
+)
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows the reasons; shorter waits are normal."""
@@ -454,3 +467,20 @@ class Pool:
 def waiting_text(line: str, seconds: float) -> str:
     """Return the text about a test that has waited for `seconds`; `line` is from :meth:`WorldRequest.waiting`."""
     return f"{line} (for {seconds:.0f} s now)"
+
+
+def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
+    """Return the client of a driver in the controller, whose messages are calls of the pool."""
+
+    def send(message: DriverMessage) -> None:
+        if isinstance(message, ShowLine):
+            if message.is_usage_error:
+                raise pytest.UsageError(message.line)
+            show(message.line)
+            return
+        pool.post(pool.serve, client, message)
+        if isinstance(message, WarmServer):
+            pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
+
+    client = PoolClient(send)
+    return client

@@ -29,8 +29,7 @@ from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.pool.driver_ends import client_here
-from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pool import Pool, client_here
 from pytest_accel.pool.pool_client import (
     Answer,
     CancelDemand,

@@ -1,4 +1,4 @@
-"""The controller's ends of the conversation between drivers and the pool (`pool_client`)."""
+"""The controller's end of the conversation between the driver in an xdist worker and the pool (`pool_client`)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from traceback import format_exc
 
-import pytest
-
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_client import (
-    Answer,
-    Channel,
-    DriverMessage,
-    PoolClient,
-    PoolMessage,
-    ShowLine,
-    WarmServer,
-)
+from pytest_accel.pool.pool_client import Answer, Channel, DriverMessage, PoolMessage, ShowLine
 
 
 class WorkerDriver:
@@ -66,20 +56,3 @@ class WorkerDriver:
                 self.handle(Answer(message.number, why))
             if self._used_pool is not None:
                 self._used_pool.post(self._used_pool.broken_by, why)
-
-
-def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
-    """Return the client of a driver in the controller, whose messages are calls of the pool."""
-
-    def send(message: DriverMessage) -> None:
-        if isinstance(message, ShowLine):
-            if message.is_usage_error:
-                raise pytest.UsageError(message.line)
-            show(message.line)
-            return
-        pool.post(pool.serve, client, message)
-        if isinstance(message, WarmServer):
-            pool.call(int)  # Wait: tests may change what a server that is started later would inherit.
-
-    client = PoolClient(send)
-    return client
