@@ -35,7 +35,6 @@ from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
-from pytest_accel.messages.world_spec import WorkerInput
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
 from pytest_accel.settings.options import Settings, is_distributed, own_path
@@ -111,7 +110,6 @@ class SessionPool:
             machine,
             spec,
             own_machine.slots,
-            worker=worker_inputs(config),
             show=show,
             record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
             here=here,
@@ -153,6 +151,11 @@ def _session_spec(
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
             options += ["-p", plugin.__spec__.name]
     distributed = is_distributed(config)
+    manager = worker_manager(config)
+    run = getattr(manager, "testrunuid", None) or getattr(option, "testrunuid", None) or uuid4().hex
+    workers = len(getattr(manager, "specs", ()))
+    # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
+    restarts = getattr(option, "maxworkerrestart", None) or 4 * workers
     if hasattr(option, "no_cov"):
         options.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
@@ -182,22 +185,9 @@ def _session_spec(
         fractions=machine.held.fractions if machine.held is not None else {},
         folder=current_folder(),
         hash_seed=settings.jitter,
+        first_worker=workers + int(restarts),
+        worker_input={"testrunuid": run, "mainargv": list(sys.argv)},
     )
-
-
-def worker_inputs(config: pytest.Config) -> Callable[[int, int], WorkerInput]:
-    """Return a function that returns the `workerinput` of a rank: the argument `worker` of the pool.
-
-    Under xdist, the numbers begin above those of its workers, and of the workers that may replace crashed workers.
-    """
-    manager = worker_manager(config)
-    given = getattr(manager, "testrunuid", None) or getattr(config.option, "testrunuid", None)
-    common = {"testrunuid": given or uuid4().hex, "mainargv": list(sys.argv)}
-    workers = len(getattr(manager, "specs", ()))
-    # xdist replaces four times as many crashed workers as there are, unless the user sets another number.
-    restarts = getattr(config.option, "maxworkerrestart", None) or 4 * workers
-    first = workers + int(restarts)
-    return lambda number, count: {"workerid": f"gw{first + number}", "workercount": first + count, **common}
 
 
 class DriverCoverage:

@@ -13,8 +13,8 @@ from pytest_accel.core.source_files import for_worker
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool import WorkerDriver
     from pytest_accel.pool.pool_client import Channel
+    from pytest_accel.pool.worker_driver import WorkerDriver
 
 
 class XdistHooks:
@@ -63,7 +63,7 @@ class XdistHooks:
             if driver is None:
                 if data is None:  # The worker has ended and had no message.
                     return
-                from pytest_accel.pool.pool import WorkerDriver
+                from pytest_accel.pool.worker_driver import WorkerDriver
 
                 pool, show = lambda: self._session.pool, self._session.show
                 driver = WorkerDriver(channel, pool, self._on_usage_error, show)

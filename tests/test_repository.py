@@ -56,7 +56,7 @@ RUNS_BETWEEN_TESTS = (
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/items", "driver/rank_monitor", "driver/link_to_rank"),
     *("driver/debugger_relay", "driver/output_tail"),
-    *("pool/pool", "pool/pool_client", "pool/pooled_world"),
+    *("pool/pool", "pool/worlds", "pool/pool_client", "pool/worker_driver"),
     *("pool/starter", "forkserver/client"),
     *("leases/leases", "leases/locks", "leases/demand", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives"),

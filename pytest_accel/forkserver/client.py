@@ -6,26 +6,20 @@ then, if it still runs, and its end is reported.
 
 from __future__ import annotations
 
-from asyncio import get_running_loop, wait
+from asyncio import IncompleteReadError, StreamReader, open_connection, wait
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from socket import SHUT_WR, send_fds
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.core import session_folder
 from pytest_accel.core.processes import KILL_TIMEOUT
 from pytest_accel.core.signals import without_sigpipe
-from pytest_accel.forkserver.server_messages import (
-    KillWorld,
-    ServerReport,
-    ServerRequest,
-    StartWorld,
-    file_with,
-)
+from pytest_accel.forkserver.server_messages import KillWorld, ServerReport, ServerRequest, StartWorld, file_with
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.struct_messages import encode, frame, read_message
 from pytest_accel.messages.unix_sockets import MOST_AT_ONCE
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -35,7 +29,6 @@ _EXIT_POLL = 0.005
 """Seconds between two looks whether a server has exited, which takes it some milliseconds."""
 _LAST_READ = 1.0
 """Seconds for the last messages of a server that has exited. A process may keep its end of the connection open."""
-_LONGEST_READ = 1 << 16
 
 
 class ForkServerClient:
@@ -121,26 +114,14 @@ class ForkServerClient:
 
     async def _read(self) -> None:
         """Report the messages of the server until its connection ends, and then its end."""
-        received = bytearray()
-        with self._socket:
-            while data := await self._receive():
-                received += data
-                while len(received) >= LENGTH.size:
-                    end = LENGTH.size + LENGTH.unpack_from(received)[0]
-                    if len(received) < end:
-                        break
-                    message: ServerReport = decode(bytes(received[LENGTH.size : end]), ServerReport)
-                    del received[:end]
-                    self._report(message)
+        reader, writer = await open_connection(sock=self._socket)
+        with closing(writer):
+            while (message := await _next(reader)) is not None:
+                self._report(message)
         if not self._is_stopping:
             await self._exit()
         if not self._is_stopping:  # `stop` may have been called during the wait.
             self._ended(self._spec.server, self._process.loss)
-
-    async def _receive(self) -> bytes:
-        with suppress(OSError):  # The server was killed before it has read all.
-            return await get_running_loop().sock_recv(self._socket, _LONGEST_READ)
-        return b""
 
     async def _exit(self) -> bool:
         """Wait for the exit of the server; kill it after `_STOP_TIMEOUT`, and return False then."""
@@ -153,3 +134,12 @@ class ForkServerClient:
     async def _exits_within(self, seconds: float) -> bool:
         # Poll on all systems: the process may be the child of another process, and no descriptor reports its exit then.
         return await loop_tasks.becomes_true(lambda: self._process.wait(0.0), seconds, _EXIT_POLL)
+
+
+async def _next(reader: StreamReader) -> ServerReport | None:
+    """Return the next message of a server, or None if its connection has ended."""
+    # The server may have been killed before it has read all, or within a message.
+    with suppress(OSError, IncompleteReadError):
+        message: ServerReport = await read_message(reader, ServerReport)
+        return message
+    return None

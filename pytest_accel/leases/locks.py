@@ -64,92 +64,88 @@ class SessionLocks:
         """Create the folder if it is missing; raise :class:`LockFolderError` if it must not be used."""
         prepare_folder(folder)
         self.folder = folder
-        self._devices: dict[str, int] = {}
-        """The descriptors of the locks of devices."""
-        self._wishes: dict[str, int] = {}
-        """The descriptors of the locked wishes."""
-        self._queued: tuple[str, int] | None = None
-        """The device for whose wish this session waits, and the descriptor that keeps its place in front of others."""
+        self._held: dict[tuple[str, str], int] = {}
+        """The descriptor of each locked file, by device and kind of lock."""
         _INSTANCES.add(self)
 
     def __contains__(self, device: object) -> bool:
-        return device in self._devices
+        return (device, "lock") in self._held
 
     def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._devices))
+        return iter(self._all("lock"))
+
+    def _all(self, kind: str) -> list[str]:
+        """Return the devices of which this session has this kind of lock."""
+        return [device for device, what in self._held if what == kind]
+
+    def _take(self, device: str, kind: str) -> bool:
+        """Have this kind of lock from now on if possible; return success. Raises :class:`LockFolderError`."""
+        if (device, kind) not in self._held:
+            descriptor = _locked(self.folder, lock_path(self.folder, device, kind))
+            if descriptor is None:
+                return False
+            self._held[device, kind] = descriptor
+        return True
+
+    def _drop(self, kind: str, devices: Iterable[str]) -> None:
+        """Give up this kind of lock of these devices, as far as this session has it."""
+        for device in devices:
+            if (device, kind) in self._held:
+                close(self._held.pop((device, kind)))
 
     def descriptor(self, device: str) -> int:
         """Return the descriptor of the lock of a device that this session has locked."""
-        return self._devices[device]
+        return self._held[device, "lock"]
 
     def lock(self, device: str) -> bool:
-        """Lock a device that this session has not locked, and return success.
+        """Lock a device, and return success.
 
-        This fails if any process has the lock, or if something that is no lock file has its name. It raises
+        This fails if any other process has the lock, or if something that is no lock file has its name. It raises
         :class:`LockFolderError` if the file cannot be used.
         """
-        descriptor = _locked(self.folder, lock_path(self.folder, device))
-        if descriptor is not None:
-            self._devices[device] = descriptor
-        return descriptor is not None
+        return self._take(device, "lock")
 
     def unlock(self, device: str) -> None:
         """Give a device up; it stays locked while another process has the descriptor."""
-        close(self._devices.pop(device))
+        self._drop("lock", [device])
 
     def describe(self, device: str, holder: Holder) -> None:
         """Tell people who holds a device; no-op if this session has not locked it, since its lock was lost."""
-        if device in self._devices:
-            _describe(self._devices[device], encode(holder))
+        if device in self:
+            _describe(self.descriptor(device), encode(holder))
 
     def wish(self, wishes: Mapping[str, Holder]) -> None:
         """Wish for these devices and no others; the values are for people. Call this again while a wish is missing.
 
         Other sessions give a device up only while this session has the wish for it.
         """
-        self.step_back(self._wishes.keys() - wishes.keys())
-        for device, holder in sorted(wishes.items()):
-            if device not in self._wishes and not self._move_up(device, holder):
-                # Hold no later wish while an earlier one is missing, so that no two sessions wait for each other.
-                self.step_back([later for later in self._wishes if later > device])
-                return
-        self._leave_queue()
+        self.step_back([device for device in self._all("wish") if device not in wishes])
+        missing = next((device for device in sorted(wishes) if not self._move_up(device, wishes[device])), None)
+        if missing is not None:
+            # Hold no later wish while an earlier one is missing, so that no two sessions wait for each other.
+            self.step_back([device for device in self._all("wish") if device > missing])
+        self._drop("next", [device for device in self._all("next") if device != missing])
 
     def _move_up(self, device: str, holder: Holder) -> bool:
         """Queue for the wish, and lock it if possible; return whether this session has it."""
-        with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
-            if self._queued is None or self._queued[0] != device:
-                # Keep this lock until the wish is locked: sessions get the wish in the order of their arrival.
-                self._leave_queue()
-                place = _locked(self.folder, lock_path(self.folder, device, "next"))
-                if place is None:
-                    return False
-                self._queued = device, place
-            descriptor = _locked(self.folder, lock_path(self.folder, device, "wish"))
-            if descriptor is not None:
-                self._wishes[device] = descriptor
-                _describe(descriptor, encode(holder))
-                self._leave_queue()
-        return device in self._wishes
-
-    def _leave_queue(self) -> None:
-        if self._queued is not None:
-            close(self._queued[1])
-            self._queued = None
+        if not self.wishes(device):
+            with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
+                # Keep the first lock until the second: sessions get the wish in the order of their arrival.
+                if self._take(device, "next") and self._take(device, "wish"):
+                    _describe(self._held[device, "wish"], encode(holder))
+        return self.wishes(device)
 
     def step_back(self, devices: Iterable[str]) -> None:
         """Drop the wishes for these devices, as far as this session has them."""
-        for device in devices:
-            if device in self._wishes:
-                close(self._wishes.pop(device))
+        self._drop("wish", devices)
 
     def wishes(self, device: str) -> bool:
         """Return True if this session has the wish for a device: it is the next to get it."""
-        return device in self._wishes
+        return (device, "wish") in self._held
 
     def is_wished_elsewhere(self, device: str) -> bool:
         """Return True if another session is the next to get a device."""
-        if device not in self._wishes:
+        if not self.wishes(device):
             with suppress(OSError):  # Nobody can be next without a wish file.
                 descriptor = open_lock_file(lock_path(self.folder, device, "wish"), os.O_RDONLY)
                 try:
@@ -165,18 +161,16 @@ class SessionLocks:
         the test only if no other session was faster.
         """
         lost: dict[str, str] = {}
-        for device, descriptor in list(self._devices.items()):
-            if not _is_in_place(descriptor, path := lock_path(self.folder, device)):
+        for device in self:
+            if not _is_in_place(self.descriptor(device), path := lock_path(self.folder, device)):
                 self.unlock(device)
                 lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {path}"
         return lost
 
     def close(self) -> None:
         """Give everything up. The object can be used again."""
-        self._leave_queue()
-        for descriptors in (self._devices, self._wishes):
-            while descriptors:
-                close(descriptors.popitem()[1])
+        while self._held:
+            close(self._held.popitem()[1])
 
 
 def who_holds(folder: Path, device: str, what: str = "lock") -> Holder | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
 from pytest_accel.core.plugin_roles import RoleName
 from pytest_accel.core.session_folder import ShownFile
+from pytest_accel.messages.world_spec import WorldSpec
 
 
 class SessionSpec(Struct, frozen=True):
@@ -57,11 +59,19 @@ class SessionSpec(Struct, frozen=True):
     """The controller's current folder, which its conftests may have changed; None if it has been removed."""
     hash_seed: int | None = None
     """Seed for the hash seeds of the ranks; None if all ranks have the hash seed of their fork server."""
+    first_worker: int = 0
+    """The lowest number that a rank has among xdist's workers; lower numbers are those of xdist's own workers."""
+    worker_input: Mapping[str, Any] = {}
+    """The items of `config.workerinput` that all ranks have in common."""
 
     @property
     def own_folder(self) -> str | None:
         """The session's folder if this fork server removes it; None if the driver's own server, number 0, does so."""
         return self.directory if self.server == 0 or self.remote else None
+
+    def worker_input_of(self, spec: WorldSpec, rank: int) -> dict[str, Any]:
+        """Return `config.workerinput` of a rank."""
+        return {"workerid": f"gw{spec.workers[rank]}", "workercount": spec.worker_count, **self.worker_input}
 
 
 def with_options(args: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:

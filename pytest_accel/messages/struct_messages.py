@@ -12,9 +12,12 @@ from __future__ import annotations
 from json import dumps, loads
 from struct import Struct as BinaryFormat
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import convert, to_builtins
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader
 
 _describing_types = Lock()
 """Held while msgspec decodes, since several threads do so.
@@ -59,3 +62,9 @@ def from_builtins(data: object, form: Any) -> Any:
 def frame(data: bytes) -> bytes:
     """Return `data` with its length before it."""
     return LENGTH.pack(len(data)) + data
+
+
+async def read_message(reader: StreamReader, form: Any) -> Any:
+    """Read a frame, and return its message; raise an error of :meth:`StreamReader.readexactly` at the end."""
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return decode(await reader.readexactly(length), form)

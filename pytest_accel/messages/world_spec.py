@@ -18,8 +18,6 @@ from pytest_accel.core.device import Device, Share
 from pytest_accel.core.launcher_env import RUN_OF_RANK
 from pytest_accel.core.world_key import WorldKey
 
-WorkerInput = Mapping[str, Any]
-"""`config.workerinput` of one rank."""
 WORKER_VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 """The variables that xdist sets in a worker."""
 
@@ -42,8 +40,10 @@ class WorldSpec:
     """Number of each rank's machine; 0 is the driver's. Empty if all ranks are on the driver's machine."""
     addresses: tuple[str, ...] = ()
     """Network address of each rank's machine; empty if all ranks are on one machine."""
-    workers: tuple[WorkerInput, ...] = field(default=(), repr=False, compare=False)
-    """`config.workerinput` of each rank."""
+    workers: tuple[int, ...] = ()
+    """Number of each rank among xdist's workers: the lowest that no other living rank of the session has."""
+    worker_count: int = 0
+    """A number that is larger than those of all living ranks."""
     secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
     """Key that authenticates the ranks' values in their store (`pytest_accel.rank.signed_store`)."""
 
@@ -106,7 +106,7 @@ class WorldSpec:
         return tuple(dict.fromkeys(device for other in self.neighbours(rank) for device in self.devices_of(other)))
 
 
-def worker_environment(given: WorkerInput) -> dict[str, str | None]:
+def worker_environment(given: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the variables that xdist sets in a worker with this input, for a rank."""
     values = (given["workerid"], str(given["workercount"]), given["testrunuid"])
     return {**dict(zip(WORKER_VARIABLES, values, strict=True)), RUN_OF_RANK: given["testrunuid"]}

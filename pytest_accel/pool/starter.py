@@ -37,11 +37,8 @@ class LostPlaceError(PlaceError):
 class StarterReports(Protocol):
     """The pool, as starters report to it. All methods are called in the pool's thread."""
 
-    def wanted(self, taken: Taken) -> bool:
-        """Note that another request waits for `taken`; `Taken.wanted` is set.
-
-        Return whether the world that has `taken` ends now, and so gives it back.
-        """
+    def wanted(self, taken: Taken) -> None:
+        """Note that another request waits for `taken`; `Taken.wanted` is set."""
 
     def lost(self, taken: Taken, why: str) -> None:
         """Note that the ranks of a world must not use `taken` any more."""

@@ -128,7 +128,7 @@ def _set_environment(context: RankContext, port: int | None) -> None:
         changes |= process_group.environment(spec, rank, port)
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # As torchrun: ranks must not overload the machine.
-    changes |= worker_environment(spec.workers[rank])
+    changes |= worker_environment(context.session.worker_input_of(spec, rank))
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     context.variables = {**changes, **dict(spec.key.env)}
     for name, value in context.variables.items():

@@ -113,7 +113,7 @@ class RankPlugin:
         config.option.log_file = path if access(dirname(path), W_OK) else devnull
         config.option.log_file_mode = "a"
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
-        given = dict(self.context.spec.workers[self.context.rank])
+        given = self.context.session.worker_input_of(self.context.spec, self.context.rank)
         vars(config).update(workerinput=given, workeroutput={})
         return config
 

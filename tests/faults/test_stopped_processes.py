@@ -57,11 +57,11 @@ def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(s
         "conftest.py",
         """
         from pytest_accel.forkserver import client
-        from pytest_accel.pool import pool
+        from pytest_accel.pool import worlds
 
         # Each server of this session is stopped, so nothing that these timeouts wait for comes.
-        pool._ANSWER_TIMEOUT = 3.0
-        pool.RETIRE_TIMEOUT = pool._REPORTING_TIMEOUT = client._STOP_TIMEOUT = 1.0
+        worlds._ANSWER_TIMEOUT = 3.0
+        worlds.RETIRE_TIMEOUT = worlds._REPORTING_TIMEOUT = client._STOP_TIMEOUT = 1.0
         """,
     )
     suite.write(

@@ -92,13 +92,13 @@ class RankSuite:
             markers=(),
             hidden=(),
             distributed=False,
+            worker_input={"testrunuid": "run", "mainargv": []},
         )
 
-    def world(self, number: int, ranks: int = 1, **key: Any) -> WorldSpec:
+    def world(self, number: int, ranks: int = 1, **fields: Any) -> WorldSpec:
         """Return a world whose ranks have no devices and no torch."""
-        names = tuple(f"gw{rank}" for rank in range(ranks))
-        workers = tuple({"workerid": name, "workercount": ranks, "testrunuid": "run", "mainargv": []} for name in names)
-        return WorldSpec(number, WorldKey("cpu", None, ranks, grouped=True, init=False, **key), workers=workers)
+        key = WorldKey("cpu", None, ranks, grouped=True, init=False, **fields)
+        return WorldSpec(number, key, workers=tuple(range(ranks)), worker_count=ranks)
 
     def take_lock(self) -> int:
         """Lock the lock file, and return the descriptor of the open file."""
@@ -297,9 +297,7 @@ def test_the_end_of_a_server_is_reported(suite: RankSuite) -> None:
 
 def test_a_server_that_imports_blocks_nobody(suite: RankSuite) -> None:
     async def test(server: ForkServerClient, reports: ReportQueue) -> None:
-        world = suite.world(1)
-        large = {**world.workers[0], "mainargv": ["x" * (1 << 22)]}
-        server.start(WorldSpec(1, world.key, workers=(large,)))  # More than fits into the socket.
+        server.start(suite.world(1, env=(("NCCL_LARGE", "x" * (1 << 22)),)))  # More than fits into the socket.
         await reports.next(WorldStarted, world=1)
 
     run(suite, test)

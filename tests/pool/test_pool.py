@@ -22,7 +22,7 @@ from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages.rank_messages import RETIRED, RankExit, exited
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool import pool as pool_module
+from pytest_accel.pool import worlds
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import (
     Answer,
@@ -34,7 +34,6 @@ from pytest_accel.pool.pool_client import (
 from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
-from tests.plain_workers import plain_worker
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")
@@ -111,7 +110,6 @@ class SimulatedSession:
             machine_for(SETTINGS),
             spec,
             2,
-            worker=plain_worker,
             record=pass_to(),
             show=print,
             here=lambda reports: simulated(spec, reports),
@@ -167,7 +165,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         STARTERS[directory].end(spec, rank, RETIRED)
         raise OSError
 
-    monkeypatch.setattr(pool_module, "call_rank", tell)
+    monkeypatch.setattr(worlds, "call_rank", tell)
     return locks
 
 
@@ -194,7 +192,7 @@ def step(chance: random.Random, session: SimulatedSession) -> None:
         elif action == "kill":
             session.give_back(number, "a rank hangs")
         elif action == "death":
-            session.pool.call(session.pool.exited, number, 0, exited(1))
+            session.pool.call(session.pool.worlds.exited, number, 0, exited(1))
 
 
 @pytest.mark.parametrize("steps", [1000, pytest.param(10_000, marks=pytest.mark.long)])
@@ -302,7 +300,7 @@ def test_the_driver_is_told_how_a_rank_has_ended(folder: Path, tmp_path: Path) -
     grant = session.receive()
     assert grant is not None
     for status in (3, 4):
-        session.pool.call(session.pool.exited, grant.spec.world, 1, exited(status))
+        session.pool.call(session.pool.worlds.exited, grant.spec.world, 1, exited(status))
     assert session.ended == [(grant.spec.world, 1, exited(3))]
     session.give_back(grant.spec.world)
     session.pool.close(gracefully=False)

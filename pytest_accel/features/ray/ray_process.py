@@ -56,7 +56,7 @@ from pytest_accel.features.ray.ray_messages import (
 )
 from pytest_accel.features.ray.ray_resources import Bundles, RayNode, choose_bundles
 from pytest_accel.leases.shared_folder import PlaceError
-from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.struct_messages import encode, frame, read_message
 from pytest_accel.pool.starter import LostPlaceError
 
 _REACH_TIMEOUT = 5.0
@@ -112,8 +112,7 @@ async def _serve(connection: socket.socket, address: str, rootdir: str) -> None:
         step("is connected; the cluster has %d machines", len(places.nodes))
         try:
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                places.handle(decode(await reader.readexactly(length), ToHelper))
+                places.handle(await read_message(reader, ToHelper))
         except (asyncio.IncompleteReadError, ConnectionError):
             step("ends: the controller has closed the connection")
             await places.close()

@@ -27,7 +27,7 @@ from pytest_accel.core.frames import Folders, folders_of, raised_in_suite
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Examiner, collectives
 from pytest_accel.pool.pool import Pool, waiting_text
-from pytest_accel.pool.pooled_world import WorldState
+from pytest_accel.pool.worlds import WorldState
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:

@@ -41,7 +41,6 @@ from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually, scaled
 from tests.features.ray.table_cluster import CROWDED, TableCluster
 from tests.peers import forked_copy
-from tests.plain_workers import plain_worker
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
@@ -164,7 +163,10 @@ def sessions(
     (suite / "pytest.ini").write_text("[pytest]\n")
     args = ("-p", "accel", "-p", "no:cacheprovider", "-p", "no:randomly", f"--rootdir={suite}")
     spec = SessionSpec(
-        args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
+        args,
+        *(str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), ()),
+        distributed=False,
+        worker_input={"testrunuid": "run"},
     )
     table = TableCluster(SETTINGS, environments)
     machine = machine_for(SETTINGS)
@@ -173,7 +175,7 @@ def sessions(
         leases = Leases(machine, machine.slots, reports.wanted, reports.lost, waits_for_busy=False)
         return LocalStarter(spec, leases, spawn_here, reports)
 
-    pool = Pool(machine, spec, 2, worker=plain_worker, record=pass_to(), show=print, here=here, elsewhere=table)
+    pool = Pool(machine, spec, 2, record=pass_to(), show=print, here=here, elsewhere=table)
     try:
         for each in devices:
             table.add(each)
