@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -16,7 +16,6 @@ from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay, lend_terminal
-from pytest_accel.driver.item_hooks import may_stop_call
 from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
@@ -81,13 +80,8 @@ class Driver:
             self.close()  # The pool reports the death, and this test is not blamed for it.
             world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
-        world.send(marked, with_call=not self._may_stop_call)
+        world.send(marked)
         return world
-
-    @cached_property
-    def _may_stop_call(self) -> bool:
-        """True if a hook may stop a test between setup and call; looked up when the first test begins."""
-        return may_stop_call(self.config)
 
     def _can_keep(self, world: World, before: MarkedTest | None, following: MarkedTest) -> bool:
         """Return whether `following` can use the world after the test `before`, and nobody else waits for it."""

@@ -40,8 +40,6 @@ from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
 """Seconds between two looks at ranks that send nothing: whether they were held up, and whether a time is over."""
-_LONGEST_HOLD = 1.0
-"""Seconds that a rank with a passed setup waits with its call for the setup of another rank, which may wait for it."""
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
@@ -205,29 +203,21 @@ class World:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def send(self, marked: MarkedTest, *, with_call: bool) -> None:
-        """Have every rank set up the test now. A rank that has passed the setup waits to begin the call.
+    def send(self, marked: MarkedTest) -> None:
+        """Have every rank run the test now; no-op if a rank cannot run it.
 
-        With `with_call` it does not wait: each message makes processes take turns, and on a busy machine each of them
-        waits for a processor then. No-op if a rank cannot run the test.
+        One message is for all phases. Ranks that waited for a message before the call would leave it out if a hook of
+        the driver has failed by then; but each wait makes processes take turns, and costs up to a fifth of a test.
         """
         refused, self._refused = self._refused, None
         if refused == marked.node:
             return
         self.used = self._busy = True
-        # Ranks wait in any case if their output is shown during the test, between lines of this process.
-        with_call = with_call and self._tail is None
-        self.monitor.begin(monotonic(), with_call=with_call)
+        self.monitor.begin(monotonic())
         following = None if marked.following is None else marked.following.node
         serial, item = self.monitor.serial, marked.item
         names = item.name, item.nodeid
-        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, with_call))
-
-    def _begin_call(self, message: Command) -> None:
-        """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
-        if self.monitor.call_began is None and not all(rank.done for rank in self._ranks):
-            self.monitor.call_began = monotonic()
-            self._send(message)
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
 
     def _send(self, message: object, ranks: Sequence[LinkToRank] | None = None) -> None:
         """Send `message` to the living ranks, or only to `ranks`."""
@@ -254,19 +244,12 @@ class World:
     def _wait(self, when: When, limit: PhaseLimit) -> None:
         """Do what `wait` says, for a test that a rank has not finished."""
         self._held_up = 0.0
-        if when != "setup":
-            # All hooks here around the setup have ended. If a hook here has failed before the call, leave the call out.
-            self._begin_call(Command.RUN_CALL if when == "call" else Command.SKIP_CALL)
-        elif self.monitor.call_began is not None and self._ends_soon(limit):
+        if when == "setup" and self._tail is None and self._ends_soon(limit):
             return
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            # A rank that has failed in the setup, or is in it for long, may wait for ranks that wait with the call.
-            if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
-                self._begin_call(Command.RUN_CALL)
             self._pump_or_give_up(pending, when, limit)
         # After a failure, wait for all ranks, to report their ends with the failure.
         while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
-            self._begin_call(Command.RUN_CALL)
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
             if not in_teardown and self._grace().end == math.inf:
@@ -274,7 +257,7 @@ class World:
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
 
     def _ends_soon(self, limit: PhaseLimit) -> bool:
-        """Wait for the end of a test whose call the ranks begin by themselves; return False after `_INTERVAL`.
+        """Wait for the end of the test; return False after `_INTERVAL`.
 
         pytest's work for all phases is then done at once. After each wait for ranks, this process has to wait for a
         processor, and finds their data in its caches: with a wait in each phase, that work takes 1.2 times as long.
@@ -303,12 +286,6 @@ class World:
         expected = {rank for rank, outcome in settled.items() if expected_ends.is_expected(outcome, ends)}
         return [rank for rank in self._ranks if rank.rank not in expected]
 
-    @property
-    def _any_held_long(self) -> bool:
-        """True if a rank has passed the setup longer than `_LONGEST_HOLD` ago."""
-        passed = [rank.reports["setup"].at for rank in self._ranks if "setup" in rank.reports]
-        return bool(passed) and monotonic() > min(passed) + _LONGEST_HOLD
-
     def _pump_or_give_up(self, pending: list[LinkToRank], when: When, limit: PhaseLimit) -> None:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace of a failure."""
         if self._debugger.serve(self._ranks, partial(self.monitor.pump, math.inf)):
@@ -318,7 +295,7 @@ class World:
         # Look for messages before the times: nearly each wait ends here, and this process may have been delayed.
         if self.monitor.pump(looked + min(interval, limit.rest)):
             return
-        began = max(beginning(when, self._ranks, self.monitor.began_of(when)), self._debugger.ended)
+        began = max(beginning(when, self._ranks, self.monitor.began), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)

@@ -134,7 +134,7 @@ class ClusterPool:
             iter_markers_with_node=lambda name: (),
         )
         marked: Any = SimpleNamespace(node=node, item=item, following=None, last=False)
-        world.send(marked, with_call=False)
+        world.send(marked)
 
     def run(self, world: World, test: str) -> None:
         """Run `test`, which must pass on all ranks."""
