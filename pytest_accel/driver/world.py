@@ -17,8 +17,8 @@ from pytest_accel.core.clock import (
     monotonic,
 )
 from pytest_accel.core.node_refs import NodeRef, TestFamily
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
-from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
+from pytest_accel.diagnostics.rank_state import Ending, Grace, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.link_to_rank import LinkToRank
@@ -194,7 +194,8 @@ class World:
             if self.monitor.pump(min(deadline, looked + self._show_output())):
                 continue
             if looked >= deadline:
-                self._give_up(pending, hang, self._grace()._replace(seconds=GRACE))
+                found = self._grace()
+                self.monitor.record_hung(pending, hang if found is None else found[1]._replace(seconds=GRACE))
             elif limit == GRACE:
                 self._extend_grace(looked)
 
@@ -252,7 +253,7 @@ class World:
         while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
-            if not in_teardown and self._grace().end == math.inf:
+            if not in_teardown and self._grace() is None:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
 
@@ -297,14 +298,14 @@ class World:
             return
         began = max(beginning(when, self._ranks, self.monitor.began), self._debugger.ended)
         deadline = limit.deadline(began)
-        spent = self._grace()
-        end = min(deadline, spent.end)
+        end, hang = deadline, Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
+        found = self._grace()
+        if found is not None and found[0] < deadline:
+            end, hang = found
         if monotonic() >= end:
-            if self.monitor.pump(0.0):
-                return
-            timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
-            self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
-        elif spent.end < math.inf:
+            if not self.monitor.pump(0.0):
+                self.monitor.record_hung(pending, hang)
+        elif found is not None:
             self._extend_grace(looked)
         elif (
             not self._any_failed_or_ended
@@ -392,18 +393,11 @@ class World:
             pass
         return all(rank.end is None for rank in self._ranks)
 
-    def _grace(self) -> Grace:
-        found = Grace()
+    def _grace(self) -> Grace | None:
+        """Return the grace of the ranks that have not finished; None if no rank waits in vain."""
+        found = None
         if self._any_failed_or_ended:
             found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_computing)
-        if found.event is None:
+        if found is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
-        return found._replace(end=found.end + self._held_up)
-
-    def _give_up(self, pending: list[LinkToRank], timed_out: Hang, spent: Grace) -> None:
-        """Count the ranks `pending` as hung.
-
-        `timed_out` names the timeout that they exceeded. If a grace is over instead, `spent` is that grace.
-        """
-        stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
-        self.monitor.record_hung(pending, timed_out if spent.event is None else stopped)
+        return None if found is None else (found[0] + self._held_up, found[1])
