@@ -111,17 +111,18 @@ class World:
     def size(self) -> int:
         return self.grant.spec.ranks
 
-    def start(self) -> tuple[RankOutcome, ...] | None:
-        """Wait until every rank is ready for a test. Return None if all are, else the outcome of each rank.
+    def start(self, node: NodeRef) -> None:
+        """Wait until every rank is ready for the test `node`. If one is not, the outcome of its setup says why.
 
         Raise :class:`LostWorld` if a rank of a warm world has died.
         """
+        self.monitor.begin(monotonic())
         self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld  # This test has nothing to do with the death.
-        self._reported_ends |= {end.rank for end in ends}
-        return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
+        if ends:
+            self._refuse(node)
 
     def has_collected(self, node: NodeRef) -> bool:
         """Return whether all ranks are known to have the test `node`."""
@@ -148,6 +149,10 @@ class World:
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
+        self._refuse(node)
+
+    def _refuse(self, node: NodeRef) -> None:
+        """Record that the test `node` is not sent to the ranks, since a rank cannot run it."""
         self._refused = node
         for rank in self._ranks:
             problem = "" if rank.collected is None else rank.collected.problem
@@ -181,6 +186,11 @@ class World:
     def refuses(self, node: NodeRef) -> bool:
         """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
         return self._refused == node
+
+    @property
+    def has_refused(self) -> bool:
+        """True if the current test was not sent to the ranks, because a rank cannot run it."""
+        return any(rank.not_run is not None for rank in self._ranks)
 
     def _await(self, is_ready: Callable[[LinkToRank], bool], hang: Hang) -> None:
         """Wait until each living rank is ready; count ranks that are not ready in time as hung."""
@@ -363,7 +373,7 @@ class World:
     @property
     def not_torn_down(self) -> list[int]:
         """The ranks that have died, or hang in C code and are killed, without having finished the test."""
-        ended = [rank for rank in self._ranks if rank.end is not None and rank.finished is None]
+        ended = [rank for rank in self._ranks if self.used and rank.end is not None and rank.finished is None]
         # If a rank has reacted, ranks in C code that wait for it usually fail, too, and have time to tear down.
         return [] if any(rank.interrupted for rank in ended) else [rank.rank for rank in ended]
 

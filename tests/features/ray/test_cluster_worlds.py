@@ -116,7 +116,9 @@ class ClusterPool:
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer
         world = World(answer, client_here(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
-        assert world.start() is None
+        node = NodeRef("", "", ())
+        world.start(node)
+        assert not world.refuses(node)
         return world
 
     def acquire(self, key: WorldKey) -> World:
