@@ -61,6 +61,10 @@ class Hang(NamedTuple):
     """The event that started the grace time, for `OTHER_RANK`."""
 
 
+Grace = tuple[float, Hang]
+"""The end of the time that ranks have after an event of another rank (`clock.monotonic`), and why they hang then."""
+
+
 class RankOutcome(NamedTuple):
     """The outcome of one phase of a test on one rank.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pytest_accel.core.clock import AFTER_DEATH, GRACE, monotonic
-from pytest_accel.diagnostics.rank_state import PHASES, RankEvent, RankState
+from pytest_accel.diagnostics.rank_state import PHASES, Grace, Hang, HangCause, RankEvent, RankState
 from pytest_accel.messages.rank_messages import When
 
 
@@ -64,18 +64,8 @@ def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:
     return max([began, *(rank.reports[phase].at for rank in ranks for phase in before if phase in rank.reports)])
 
 
-class Grace(NamedTuple):
-    """The time that the other ranks have after a rank has failed or ended."""
-
-    end: float = math.inf
-    """The end of the grace time (`clock.monotonic`); infinite while no rank waits in vain."""
-    seconds: float = 0.0
-    event: RankEvent | None = None
-    """The event that started the grace time."""
-
-
-def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bool]) -> Grace:
-    """Return the grace time of the ranks that may wait in vain for a rank that has ended or failed.
+def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bool]) -> Grace | None:
+    """Return the grace of the ranks that may wait in vain for a rank that has ended or failed; None if none has.
 
     No grace time begins before `resumed`, when the last debugger ended. `computing` returns True if a live rank is
     computing; it is called only after a death or a failure.
@@ -83,12 +73,12 @@ def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bo
     deaths = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
     failures = _failures(ranks, computing)
     if not deaths and not failures:
-        return Grace()
+        return None
     at, event = min(deaths + failures)
-    graces = [Grace(max(at, resumed) + GRACE, GRACE, event)]
+    graces = [(max(at, resumed) + GRACE, Hang(HangCause.OTHER_RANK, GRACE, event=event))]
     if deaths and not computing():
         at, event = min(deaths)
-        graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, event))
+        graces.append((max(at, resumed) + AFTER_DEATH, Hang(HangCause.OTHER_RANK, AFTER_DEATH, event=event)))
     return min(graces)
 
 

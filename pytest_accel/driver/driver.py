@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from pytest_accel.compat.pytest_shims import append_to_log_file, fixtures_by_name
-from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay, lend_terminal
-from pytest_accel.driver.item_hooks import may_stop_call
 from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shown_file
 from pytest_accel.driver.world import LostWorld, World
@@ -24,8 +22,6 @@ from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
 from pytest_accel.pool.pool_client import GiveBackWorld, WorldGrant
 from pytest_accel.verdict import phase_verdict, sentences
-from pytest_accel.verdict.judgement import Phase, judge
-from pytest_accel.verdict.phase_verdict import publish
 
 if TYPE_CHECKING:
     from pytest_accel.pool.pool_client import PoolClient
@@ -81,13 +77,8 @@ class Driver:
             self.close()  # The pool reports the death, and this test is not blamed for it.
             world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
-        world.send(marked, with_call=not self._may_stop_call)
+        world.send(marked)
         return world
-
-    @cached_property
-    def _may_stop_call(self) -> bool:
-        """True if a hook may stop a test between setup and call; looked up when the first test begins."""
-        return may_stop_call(self.config)
 
     def _can_keep(self, world: World, before: MarkedTest | None, following: MarkedTest) -> bool:
         """Return whether `following` can use the world after the test `before`, and nobody else waits for it."""
@@ -114,13 +105,13 @@ class Driver:
         ):
             self.close()
             world, is_collected = None, False
-        while world is None:
-            try:
-                world = self._acquire(marked)
-            except LostWorld:
-                self.close()
         try:
-            if not is_collected:
+            while world is None:
+                try:
+                    world = self._acquire(marked)
+                except LostWorld:
+                    self.close()
+            if not is_collected and not world.refuses(node):
                 project_marks = marked.item.config.stash[OWNERS].of_project
                 request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
                 world.collect(request, has_hung=node.path in self._hung)
@@ -129,13 +120,13 @@ class Driver:
         except KeyboardInterrupt:
             raise
         except BaseException:
-            self.end_world("its driver did not wait until its ranks had collected a file")
+            self.end_world("its driver did not wait until its ranks could run the test")
             raise
         marked.expects_failure = world.expects_failure(node)
         return world
 
     def _acquire(self, marked: MarkedTest) -> World:
-        """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
+        """Return a world from the pool, whose ranks are ready or refuse the test. Raise an error if there is none."""
         step("%s: requests a world: %s", marked.item.nodeid, marked.key.about)
         try:
             # Only this session uses the CPU slots, so the wait for them has no limit.
@@ -152,23 +143,9 @@ class Driver:
                 raise
             # For example, tests have used up this process's file descriptors.
             raise phase_verdict.not_run(f"could not connect to the test's ranks: {error}") from None
-        try:
-            step("world %d: connected to its ranks; waits until they are ready", world.number)
-            outcomes = world.start()
-            step("world %d: %s", world.number, "ready" if outcomes is None else "not ready")
-        except (KeyboardInterrupt, LostWorld):
-            raise
-        except BaseException:
-            self.end_world("its driver did not wait until its ranks were ready")
-            raise
-        if outcomes is not None:
-            self.close()
-            folders = folders_of(self.config)
-            verdict = judge(
-                Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about, folders=folders)
-            )
-            publish(verdict, marked.item)
-            raise phase_verdict.not_run(verdict.plain_text())
+        step("world %d: connected to its ranks; waits until they are ready", world.number)
+        world.start(marked.node)
+        step("world %d: %s", world.number, "not ready" if world.refuses(marked.node) else "ready")
         return world
 
     def _debugger_relay(self, grant: WorldGrant) -> DebuggerRelay:

@@ -20,32 +20,6 @@ _CONDITIONAL = ("skip", "skipif", "xfail")
 _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
-_BEFORE_CALL = (
-    *("pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call"),
-    *("pytest_runtest_makereport", "pytest_runtest_logreport", "pytest_accel_merge"),
-)
-"""Hooks that pytest calls between the setup of a test and its call, or that may call the phases themselves."""
-_HARMLESS = (
-    *("_pytest", "pytest_accel", "xdist", "_hypothesis_pytestplugin", "anyio", "pytest_asyncio", "pytest_cov"),
-    *("pytest_github_actions_annotate_failures", "pytest_html", "pytest_instafail", "pytest_metadata", "pytest_mock"),
-    *("pytest_randomly", "pytest_rerunfailures", "pytest_subtests", "pytest_sugar", "pytest_timeout"),
-)
-"""Packages whose implementations of these hooks do not keep a test that has passed its setup from its call.
-
-Any plugin is correct without a row here; with one, each test costs a message and a wait less.
-"""
-
-
-def may_stop_call(config: pytest.Config) -> bool:
-    """Return whether a conftest or plugin has a hook in this process that may stop a test between setup and call.
-
-    It may fail or skip the test there, after the ranks have passed the setup. Then they must leave out the call.
-    """
-    callers = (getattr(config.hook, name) for name in _BEFORE_CALL)
-    hooks = (hook for caller in callers for hook in caller.get_hookimpls())
-    return any(hook.function.__module__.partition(".")[0] not in _HARMLESS for hook in hooks)
-
-
 class _Hooks:
     """Replacement of the `ihook` of the items of one file."""
 

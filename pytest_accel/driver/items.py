@@ -193,7 +193,12 @@ class MarkedItem(MarkedTest):
 
     def conclude_report(self, report: pytest.TestReport, error: BaseException | None) -> None:
         """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""
-        failed_outside = not phase_verdict.has_run(error) or isinstance(error, RankDataError) or self._failed_in_merge
+        failed_outside = (
+            not phase_verdict.has_run(error)
+            or (self._run is not None and self._run.was_refused)
+            or isinstance(error, RankDataError)
+            or self._failed_in_merge
+        )
         if failed_outside and hasattr(report, "wasxfail"):
             del report.wasxfail  # xfail covers failures of the test, not failures to run it or to merge its data.
             report.outcome = "failed"
@@ -234,6 +239,8 @@ class WorldRun:
         limits.leave_out(began)
         self.spec = self._world.grant.spec
         """The world in which the test was started. It stays known when the world has been given back."""
+        self.was_refused = self._world.has_refused
+        """True if a rank could not run the test, and the other ranks have not run it either."""
         # For junit files and report hooks.
         self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
 

@@ -70,8 +70,6 @@ class RankMonitor:
         """Number of the current test."""
         self.began = 0.0
         """Time at which the current test began (`clock.monotonic`)."""
-        self.call_began: float | None = None
-        """Time at which the ranks were told to run the call of the current test, or to leave it out; else None."""
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
@@ -110,23 +108,15 @@ class RankMonitor:
         self.kill_reason = self.kill_reason or kill_reason
         self.retire = self.retire or retire
 
-    def begin(self, now: float, *, with_call: bool = False) -> None:
-        """Make a test the current test, which begins at the time `now`. Called for its collection, too.
-
-        The ranks begin its call as soon as they have passed its setup if `with_call` is set.
-        """
+    def begin(self, now: float) -> None:
+        """Make a test the current test, which begins at the time `now`. Called for its collection, too."""
         self.serial += 1
         self.began = now
-        self.call_began = now if with_call else None
         self._debugger.begin()
         self._extras.clear()
         self.findings = NOTHING
         for rank in self.ranks:
             rank.begin()
-
-    def began_of(self, when: When) -> float:
-        """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
-        return self.began if when == "setup" or self.call_began is None else self.call_began
 
     @property
     def has_extras(self) -> bool:
@@ -302,7 +292,7 @@ class RankMonitor:
         elif ending == "died":
             stack = self._examiner.ask(MachineInspector.last_places, {rank.rank: None}).get(rank.rank, "")
         epoch = wall_clock() - monotonic()
-        began = beginning(rank.phase, [rank], self.began_of(rank.phase))
+        began = beginning(rank.phase, [rank], self.began)
         rank.end = RankOutcome(
             rank.rank,
             ending,

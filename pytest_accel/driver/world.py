@@ -17,8 +17,8 @@ from pytest_accel.core.clock import (
     monotonic,
 )
 from pytest_accel.core.node_refs import NodeRef, TestFamily
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
-from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
+from pytest_accel.diagnostics.rank_state import Ending, Grace, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.link_to_rank import LinkToRank
@@ -40,8 +40,6 @@ from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
 """Seconds between two looks at ranks that send nothing: whether they were held up, and whether a time is over."""
-_LONGEST_HOLD = 1.0
-"""Seconds that a rank with a passed setup waits with its call for the setup of another rank, which may wait for it."""
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
@@ -113,17 +111,18 @@ class World:
     def size(self) -> int:
         return self.grant.spec.ranks
 
-    def start(self) -> tuple[RankOutcome, ...] | None:
-        """Wait until every rank is ready for a test. Return None if all are, else the outcome of each rank.
+    def start(self, node: NodeRef) -> None:
+        """Wait until every rank is ready for the test `node`. If one is not, the outcome of its setup says why.
 
         Raise :class:`LostWorld` if a rank of a warm world has died.
         """
+        self.monitor.begin(monotonic())
         self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld  # This test has nothing to do with the death.
-        self._reported_ends |= {end.rank for end in ends}
-        return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
+        if ends:
+            self._refuse(node)
 
     def has_collected(self, node: NodeRef) -> bool:
         """Return whether all ranks are known to have the test `node`."""
@@ -150,6 +149,10 @@ class World:
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
+        self._refuse(node)
+
+    def _refuse(self, node: NodeRef) -> None:
+        """Record that the test `node` is not sent to the ranks, since a rank cannot run it."""
         self._refused = node
         for rank in self._ranks:
             problem = "" if rank.collected is None else rank.collected.problem
@@ -184,6 +187,11 @@ class World:
         """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
         return self._refused == node
 
+    @property
+    def has_refused(self) -> bool:
+        """True if the current test was not sent to the ranks, because a rank cannot run it."""
+        return any(rank.not_run is not None for rank in self._ranks)
+
     def _await(self, is_ready: Callable[[LinkToRank], bool], hang: Hang) -> None:
         """Wait until each living rank is ready; count ranks that are not ready in time as hung."""
         self._held_up = 0.0
@@ -196,7 +204,8 @@ class World:
             if self.monitor.pump(min(deadline, looked + self._show_output())):
                 continue
             if looked >= deadline:
-                self._give_up(pending, hang, self._grace()._replace(seconds=GRACE))
+                found = self._grace()
+                self.monitor.record_hung(pending, hang if found is None else found[1]._replace(seconds=GRACE))
             elif limit == GRACE:
                 self._extend_grace(looked)
 
@@ -205,29 +214,21 @@ class World:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def send(self, marked: MarkedTest, *, with_call: bool) -> None:
-        """Have every rank set up the test now. A rank that has passed the setup waits to begin the call.
+    def send(self, marked: MarkedTest) -> None:
+        """Have every rank run the test now; no-op if a rank cannot run it.
 
-        With `with_call` it does not wait: each message makes processes take turns, and on a busy machine each of them
-        waits for a processor then. No-op if a rank cannot run the test.
+        One message is for all phases. Ranks that waited for a message before the call would leave it out if a hook of
+        the driver has failed by then; but each wait makes processes take turns, and costs up to a fifth of a test.
         """
         refused, self._refused = self._refused, None
         if refused == marked.node:
             return
         self.used = self._busy = True
-        # Ranks wait in any case if their output is shown during the test, between lines of this process.
-        with_call = with_call and self._tail is None
-        self.monitor.begin(monotonic(), with_call=with_call)
+        self.monitor.begin(monotonic())
         following = None if marked.following is None else marked.following.node
         serial, item = self.monitor.serial, marked.item
         names = item.name, item.nodeid
-        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, with_call))
-
-    def _begin_call(self, message: Command) -> None:
-        """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
-        if self.monitor.call_began is None and not all(rank.done for rank in self._ranks):
-            self.monitor.call_began = monotonic()
-            self._send(message)
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
 
     def _send(self, message: object, ranks: Sequence[LinkToRank] | None = None) -> None:
         """Send `message` to the living ranks, or only to `ranks`."""
@@ -254,27 +255,20 @@ class World:
     def _wait(self, when: When, limit: PhaseLimit) -> None:
         """Do what `wait` says, for a test that a rank has not finished."""
         self._held_up = 0.0
-        if when != "setup":
-            # All hooks here around the setup have ended. If a hook here has failed before the call, leave the call out.
-            self._begin_call(Command.RUN_CALL if when == "call" else Command.SKIP_CALL)
-        elif self.monitor.call_began is not None and self._ends_soon(limit):
+        if when == "setup" and self._tail is None and self._ends_soon(limit):
             return
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            # A rank that has failed in the setup, or is in it for long, may wait for ranks that wait with the call.
-            if self.monitor.call_began is None and (self._any_failed_or_ended or self._any_held_long):
-                self._begin_call(Command.RUN_CALL)
             self._pump_or_give_up(pending, when, limit)
         # After a failure, wait for all ranks, to report their ends with the failure.
         while self._any_failed_or_ended and (pending := [rank for rank in self._ranks if not rank.done]):
-            self._begin_call(Command.RUN_CALL)
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
-            if not in_teardown and self._grace().end == math.inf:
+            if not in_teardown and self._grace() is None:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
 
     def _ends_soon(self, limit: PhaseLimit) -> bool:
-        """Wait for the end of a test whose call the ranks begin by themselves; return False after `_INTERVAL`.
+        """Wait for the end of the test; return False after `_INTERVAL`.
 
         pytest's work for all phases is then done at once. After each wait for ranks, this process has to wait for a
         processor, and finds their data in its caches: with a wait in each phase, that work takes 1.2 times as long.
@@ -303,12 +297,6 @@ class World:
         expected = {rank for rank, outcome in settled.items() if expected_ends.is_expected(outcome, ends)}
         return [rank for rank in self._ranks if rank.rank not in expected]
 
-    @property
-    def _any_held_long(self) -> bool:
-        """True if a rank has passed the setup longer than `_LONGEST_HOLD` ago."""
-        passed = [rank.reports["setup"].at for rank in self._ranks if "setup" in rank.reports]
-        return bool(passed) and monotonic() > min(passed) + _LONGEST_HOLD
-
     def _pump_or_give_up(self, pending: list[LinkToRank], when: When, limit: PhaseLimit) -> None:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace of a failure."""
         if self._debugger.serve(self._ranks, partial(self.monitor.pump, math.inf)):
@@ -318,16 +306,16 @@ class World:
         # Look for messages before the times: nearly each wait ends here, and this process may have been delayed.
         if self.monitor.pump(looked + min(interval, limit.rest)):
             return
-        began = max(beginning(when, self._ranks, self.monitor.began_of(when)), self._debugger.ended)
+        began = max(beginning(when, self._ranks, self.monitor.began), self._debugger.ended)
         deadline = limit.deadline(began)
-        spent = self._grace()
-        end = min(deadline, spent.end)
+        end, hang = deadline, Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
+        found = self._grace()
+        if found is not None and found[0] < deadline:
+            end, hang = found
         if monotonic() >= end:
-            if self.monitor.pump(0.0):
-                return
-            timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
-            self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
-        elif spent.end < math.inf:
+            if not self.monitor.pump(0.0):
+                self.monitor.record_hung(pending, hang)
+        elif found is not None:
             self._extend_grace(looked)
         elif (
             not self._any_failed_or_ended
@@ -385,7 +373,7 @@ class World:
     @property
     def not_torn_down(self) -> list[int]:
         """The ranks that have died, or hang in C code and are killed, without having finished the test."""
-        ended = [rank for rank in self._ranks if rank.end is not None and rank.finished is None]
+        ended = [rank for rank in self._ranks if self.used and rank.end is not None and rank.finished is None]
         # If a rank has reacted, ranks in C code that wait for it usually fail, too, and have time to tear down.
         return [] if any(rank.interrupted for rank in ended) else [rank.rank for rank in ended]
 
@@ -415,18 +403,11 @@ class World:
             pass
         return all(rank.end is None for rank in self._ranks)
 
-    def _grace(self) -> Grace:
-        found = Grace()
+    def _grace(self) -> Grace | None:
+        """Return the grace of the ranks that have not finished; None if no rank waits in vain."""
+        found = None
         if self._any_failed_or_ended:
             found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_computing)
-        if found.event is None:
+        if found is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
-        return found._replace(end=found.end + self._held_up)
-
-    def _give_up(self, pending: list[LinkToRank], timed_out: Hang, spent: Grace) -> None:
-        """Count the ranks `pending` as hung.
-
-        `timed_out` names the timeout that they exceeded. If a grace is over instead, `spent` is that grace.
-        """
-        stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
-        self.monitor.record_hung(pending, timed_out if spent.event is None else stopped)
+        return None if found is None else (found[0] + self._held_up, found[1])

@@ -42,10 +42,6 @@ class Command(Enum):
 
     Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
     """
-    RUN_CALL = "run the call"
-    """Begin the call of the running test. A rank that does not wait after its setup ignores the message."""
-    SKIP_CALL = "skip the call"
-    """Leave out the call of the running test, as the driver does. Sent in place of `RUN_CALL`."""
     TEAR_DOWN = "tear down"
     """Tear down all fixtures that are still set up: no test follows in this world. The answer is `TornDown`."""
     RETIRE = "retire"
@@ -53,7 +49,7 @@ class Command(Enum):
 
 
 class RunTest(Struct, frozen=True):
-    """Run a test."""
+    """Run all phases of a test."""
 
     serial: int
     node: NodeRef
@@ -65,8 +61,6 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
-    with_call: bool = False
-    """True if the call begins at once after a setup that has passed; False if `RUN_CALL` or `SKIP_CALL` follows."""
 
 
 RETIRED = 93

@@ -30,29 +30,7 @@ class LinkToDriver:
     def receive(self) -> CollectFile | RunTest | Command:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
         request: CollectFile | RunTest | Command = self._connection.recv()
-        while request in (Command.RUN_CALL, Command.SKIP_CALL):  # For a test that has not passed its setup here.
-            request = self._connection.recv()
         return request
-
-    def wait_for_call(self) -> BaseException | None:
-        """Wait until the driver asks for the call of the test; end the test if it has closed the connection.
-
-        The driver asks once for each test. Return an exception that the caller must raise instead of the call, or None:
-        an exception of a signal handler that has run meanwhile, such as a timeout of the suite, or a skip if the driver
-        leaves out the call.
-        """
-        interruption: BaseException | None = None
-        while True:
-            try:
-                self._connection.poll(None)  # A handler that raises here interrupts no message.
-                if self._connection.recv() is Command.SKIP_CALL:
-                    return pytest.skip.Exception("the driver does not run the call")
-                return interruption
-            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-                # An OSError with a number comes from the kernel: the connection has ended. Handlers raise other errors.
-                if isinstance(error, EOFError) or (isinstance(error, OSError) and error.errno is not None):
-                    pytest.exit("the driver does not wait for the test any more")
-                interruption = interruption or error
 
     def send(self, *messages: object) -> None:
         """Send `messages` together, unless the driver has exited."""

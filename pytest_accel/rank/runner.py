@@ -63,8 +63,6 @@ class _Test:
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""
     phase: When = "setup"
     """The running phase, or the last one."""
-    interruption: BaseException | None = None
-    """The exception to raise instead of the call; see `LinkToDriver.wait_for_call`."""
     in_phase: bool = False
     """True while a phase runs. The report of the phase comes later, so a report made meanwhile is an additional one."""
     reported: set[str] = field(default_factory=set)
@@ -299,9 +297,6 @@ class TestRunner:
                 features.register(self._config, "call")
                 for context in self._config.hook.pytest_accel_around_call(context=self._context):
                     stack.enter_context(context)
-                if self._test.interruption is not None:
-                    # From the wait between setup and call. Raised here, it becomes the outcome of the call.
-                    raise self._test.interruption
                 result = yield
             self._wait_for_devices()
             return result
@@ -328,7 +323,7 @@ class TestRunner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call."""
+        """Send the report to the driver."""
         test = self._test
         test.driver.exit_if_forked(report)  # A copy of the rank must not report for it.
         self._debugger.end()
@@ -354,18 +349,12 @@ class TestRunner:
         now = monotonic() + self._context.session.clock
         phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
         self._reports.exception = None
-        if not report.passed:  # After such a setup, pytest goes on with the teardown: there is no call to wait for.
-            test.only_passed = False
-            test.driver.send(phase_report)
-            return
-        if report.when == "teardown":
+        test.only_passed &= report.passed
+        if report.passed and report.when == "teardown":
             # Sent together with the last message, which follows at once.
             test.teardown.append(phase_report)
-            return
-        test.driver.send(phase_report)
-        # `with_call` is set if no hook of the driver may stop the test between setup and call: a wait costs time.
-        if report.when == "setup" and not test.request.with_call:
-            test.interruption = test.driver.wait_for_call()
+        else:
+            test.driver.send(phase_report)
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""

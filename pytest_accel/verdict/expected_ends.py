@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome, RankState
-from pytest_accel.diagnostics.waiting_limits import Grace
+from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
@@ -65,20 +64,20 @@ def marked(outcomes: Sequence[RankOutcome], announced: Sequence[Announced]) -> S
     return [one._replace(expected=is_expected(one, ends)) for one in outcomes] if ends else outcomes
 
 
-def announced_hang(ranks: Sequence[RankState], announced: Sequence[Announced]) -> Grace:
+def announced_hang(ranks: Sequence[RankState], announced: Sequence[Announced]) -> Grace | None:
     """Return the time after which the ranks that have not finished the call have hung as all ranks have `announced`.
 
-    It is infinite if a rank among them is to end in another way.
+    Return None if a rank among them is to end in another way.
     """
     times = {end.rank: end.after for end in agreed(announced) if end.after is not None}
     if not times:
-        return Grace()
+        return None
     pending = {rank.rank for rank in ranks if not rank.settled("call")}
     if not pending or not times.keys() >= pending:
-        return Grace()
+        return None
     at, last = max((rank.outcome("call").at, rank.rank) for rank in ranks if rank.rank not in pending)
     seconds = max(times[rank] for rank in pending)
-    return Grace(at + seconds, seconds, RankEvent(last, _FINISHED))
+    return at + seconds, Hang(HangCause.OTHER_RANK, seconds, event=RankEvent(last, _FINISHED))
 
 
 def unexplained(

@@ -107,15 +107,6 @@ class Verdict(Struct, frozen=True):
         }
         return item.config.hook.pytest_report_from_serializable(config=item.config, data=data).longrepr
 
-    def plain_text(self) -> str:
-        """Return the text of a failure that is raised without a report of its own."""
-        lines = [self.message]
-        for entry in self.longrepr["reprtraceback"]["reprentries"]:
-            lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
-        for name, text, *_ in (*self.longrepr["sections"], *self.sections):
-            lines += [f"--- {name} ---", text]
-        return "\n".join(dict.fromkeys(lines))
-
 
 def publish(verdict: Verdict, item: pytest.Item) -> None:
     """Add the cause of a failure to the properties of the reports of `item`, from the present phase on."""

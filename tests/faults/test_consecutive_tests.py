@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 
 
 def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(suite: BackgroundSuite) -> None:
-    """The hooks remove files between tests, and take their time, as they may under pytest alone."""
+    """The hooks before the setup and after the call remove files, and take their time."""
     suite.write(
         "conftest.py",
         """
@@ -38,12 +38,13 @@ def test_ranks_wait_for_hooks_of_the_driver_and_not_for_phases_of_other_ranks(su
 
 
         def pytest_runtest_logreport(report):
-            clean(report.nodeid)
+            if report.when == "teardown":
+                clean(report.nodeid)
 
 
         pytest_runtest_logstart = pytest_runtest_logfinish = clean
-        pytest_runtest_call = pytest.hookimpl(trylast=True)(lambda item: clean(item.nodeid))
-        pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
+        pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(lambda item: clean(item.nodeid))
+        pytest_runtest_teardown = pytest.hookimpl(trylast=True)(lambda item: clean(item.nodeid))
         """,
     )
     suite.write(

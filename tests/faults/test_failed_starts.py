@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.background_suite import BackgroundSuite
 
 _STEPS = (
@@ -86,3 +88,23 @@ def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundS
     for step in _STEPS:
         assert f"RuntimeError: broken: {step}" in run.text
     assert "no devices came free" not in run.text
+
+
+@pytest.mark.parametrize("place", ["conftest", "test_it"])
+def test_xfail_does_not_cover_a_rank_that_dies_before_the_test(suite: BackgroundSuite, place: str) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.xfail(reason="known")
+        @pytest.mark.distributed(2, kind="cpu", init=False)
+        def test_known(): assert False
+        """,
+    )
+    path = suite.path / f"{place}.py"
+    text = path.read_text() if path.exists() else ""
+    path.write_text(f"import os\nif os.environ.get('RANK') == '1': os._exit(3)\n{text}")
+    run = suite.run()
+    assert run.count() == {"ERROR": 1}, run.text
+    assert "rank 1 exited with status 3" in run.text

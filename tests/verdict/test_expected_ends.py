@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome, RankState
-from pytest_accel.diagnostics.waiting_limits import Grace
+from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
@@ -300,7 +299,7 @@ def test_a_planned_fault_must_come() -> None:
 
 
 def test_only_announced_ranks_may_hang() -> None:
-    def hang(pending: set[int], *ends: ExpectedEnd) -> tuple[float, float, RankEvent | None]:
+    def hang(pending: set[int], *ends: ExpectedEnd) -> Grace | None:
         ranks = [RankState(rank=rank) for rank in range(4)]
         for state in ranks:
             state.reports["setup"] = PhaseReport(1, "setup", {"outcome": "passed"}, 1.0)
@@ -309,10 +308,11 @@ def test_only_announced_ranks_may_hang() -> None:
         return announced_hang(ranks, [Announced(1, ends)] * 4)
 
     other = ExpectedEnd(2, after=5.0)
-    assert hang({1}, HANG, other) == (15.0, 2.0, RankEvent(3, "finished"))
-    assert hang({1, 2}, HANG, other) == (18.0, 5.0, RankEvent(3, "finished"))
+    last = RankEvent(3, "finished")
+    assert hang({1}, HANG, other) == (15.0, Hang(HangCause.OTHER_RANK, 2.0, event=last))
+    assert hang({1, 2}, HANG, other) == (18.0, Hang(HangCause.OTHER_RANK, 5.0, event=last))
     for grace in (hang({1, 3}, HANG, other), hang(set(), HANG), hang({1}, EXIT), hang({1})):
-        assert grace == Grace()
+        assert grace is None
 
 
 def test_an_exit_is_compared_as_a_whole() -> None:

@@ -249,7 +249,7 @@ def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> N
     verdict = judged(skipped(0), terminated(1, RankEvent(0, "skipped")))
     assert verdict.cause == Cause(CauseKind.DISAGREED, "skip")
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
-    lines = verdict.plain_text().splitlines()
+    lines = traceback_lines(verdict)
     running = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
     assert f"rank 1: {running} rank 0 skipped" in lines
     assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
@@ -298,7 +298,7 @@ def test_ranks_without_a_report_fail_the_test() -> None:
 def test_a_skip_on_some_ranks_fails_the_test() -> None:
     verdict = judged(skipped(0), passed(1), skipped(2), passed(3))
     assert verdict.message == "the ranks disagree in the call phase: ranks 0, 2 skipped, ranks 1, 3 ran"
-    assert verdict.plain_text().splitlines() == [
+    assert traceback_lines(verdict) == [
         verdict.message,
         "",
         "ranks 0, 2: skipped: no network",

@@ -115,7 +115,9 @@ class ClusterPool:
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer
         world = World(answer, client_here(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
-        assert world.start() is None
+        node = NodeRef("", "", ())
+        world.start(node)
+        assert not world.refuses(node)
         return world
 
     def acquire(self, key: WorldKey) -> World:
@@ -133,7 +135,7 @@ class ClusterPool:
             iter_markers_with_node=lambda name: (),
         )
         marked: Any = SimpleNamespace(node=node, item=item, following=None, last=False)
-        world.send(marked, with_call=False)
+        world.send(marked)
 
     def run(self, world: World, test: str) -> None:
         """Run `test`, which must pass on all ranks."""
