@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from linecache import getlines
 from operator import attrgetter, methodcaller
 from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask
-from signal import ITIMER_REAL, Signals, getitimer, setitimer, signal
+from signal import ITIMER_REAL, Handlers, Signals, getitimer, setitimer, signal
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -20,7 +20,10 @@ from pytest_accel.messages.rank_messages import Leak, LeakKind
 
 _SIGNALS = {
     name: Signals[name]
-    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM")
+    for name in (
+        *("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM"),
+        "SIGCHLD",  # While it is ignored, `subprocess` does not learn how a program has ended: status 0, always.
+    )
 }
 """The signals that suites handle. A look at all 64 takes six times as long, in each test."""
 _ALARM = "the alarm timer"
@@ -51,10 +54,10 @@ def _folder() -> str:
         return "(removed)"
 
 
-def _umask() -> int:
+def _umask() -> str:
     mask = umask(0o077)  # There is no other way to read it. A file that a thread makes meanwhile is private.
     umask(mask)
-    return mask
+    return f"0o{mask:03o}"
 
 
 def _put_path(path: tuple[str, ...]) -> None:
@@ -64,7 +67,7 @@ def _put_path(path: tuple[str, ...]) -> None:
 
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the working directory": (_folder, chdir),
-    "the umask": (_umask, umask),
+    "the umask": (_umask, lambda text: umask(int(text, 8))),
     _PATH: (lambda: tuple(sys.path), _put_path),
     "sys.argv": (lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
     "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
@@ -140,6 +143,11 @@ def _handlers() -> Mapping[str, Any]:
     return {name: getsignal(number) for name, number in _SIGNALS.items()}
 
 
+def _handler(value: Any) -> Any:
+    """Return the name of a handler that `_signal.getsignal` returns as a number, and any other as it is."""
+    return Handlers(value).name if isinstance(value, int) else value
+
+
 def _distributed() -> Mapping[str, Any]:
     """Return the names of torch.distributed; nothing before it is imported."""
     module = sys.modules.get("torch.distributed")
@@ -182,6 +190,8 @@ def restore(before: State, after: State) -> Iterator[Leak]:
             except (OSError, RuntimeError, TypeError, ValueError):
                 lasting = True
             title = kind.title.format(fsdecode(name))
+            if kind.read is _handlers:
+                was, became = _handler(was), _handler(became)
             yield Leak(LeakKind.SETTING, title, _text(was), _text(became), lasting=lasting)
 
 

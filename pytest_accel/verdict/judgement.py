@@ -286,8 +286,10 @@ def _merge(phase: Phase) -> Verdict:
         reason = sentences.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if skipped and len(skipped) == len(phase.outcomes):
-        assert skipped[0].report is not None
-        longrepr = skipped[0].report.report["longrepr"]
+        # The report of a rank that called pytest.xfail has a traceback, and no reason of a skip.
+        report = next(outcome.report for outcome in skipped if outcome not in expected)
+        assert report is not None
+        longrepr = report.report["longrepr"]
         return Verdict("skipped", reason_of_skip(longrepr), longrepr=longrepr, sections=sections)
     # Also for an outcome that a plugin has added: anything unknown is not a pass.
     return _disagreement(phase, sections)

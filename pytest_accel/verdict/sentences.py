@@ -209,7 +209,7 @@ def failure_message(
         return message, [message, *rest]
     phase = f" in the {when} phase" if when != "call" else ""
     if when == "call" and root.exit == exited(0):  # Status 0 alone would read like a success.
-        phase = " before it had finished the test"
+        phase = f" before {'it' if len(ranks) == 1 else 'they'} had finished the test"
     be = "was" if len(ranks) == 1 else "were"
     text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
     message = f"{who} {text}{phase}{_place(root, folders)}"

@@ -81,6 +81,11 @@ def handler():
     signal.signal(signal.SIGUSR1, lambda *_: None)
 
 
+@way(lambda: signal.getsignal(signal.SIGCHLD))
+def ended_processes():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
 @way(lambda: signal.getitimer(signal.ITIMER_REAL)[0])
 def timer():
     signal.alarm(1000)
@@ -264,10 +269,11 @@ _PUT_BACK = {
     "environment": "the environment variable LEFT changed from unset to '1'",
     "variable_of_the_rank": "the environment variable RANK changed from '0' to unset",
     "folder": "the working directory changed from",
-    "umask": "the umask changed from",
+    "umask": "the umask changed from 0o022 to 0o000",
     "sys_path": "sys.path changed from",
     "sys_argv": "sys.argv changed from",
     "handler": "the handler of SIGUSR1 changed from",
+    "ended_processes": "the handler of SIGCHLD changed from SIG_DFL to SIG_IGN",
     "timer": "the alarm timer changed from off to on",
     "threshold": "logging.disable changed from 0 to 50",
     "dtype": "torch's default dtype changed from torch.float32 to torch.float64",
@@ -293,6 +299,6 @@ def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: Backgrou
         ranks = "rank 0" if way == "group_of_one_rank" else "ranks 0-1"
         expected[f"test_way[{way}-spoils]"] = f"PASSED ERROR leaked: {kind}; {ranks}"
     run.expect(expected)
-    assert len(expected) == 2 * 24
+    assert len(expected) == 2 * 25
     reason = "some ranks have process groups that others have not"
     assert f"test_it.py::test_way[group_of_one_rank-spoils]: {reason}" in run.text

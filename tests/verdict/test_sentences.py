@@ -307,5 +307,6 @@ def test_an_interrupt_says_where_the_ranks_are() -> None:
 
 @pytest.mark.parametrize(("status", "more"), [(0, " before it had finished the test"), (7, "")])
 def test_a_rank_that_exits_with_status_0_does_not_read_like_a_success(status: int, more: str) -> None:
-    verdict = judged(passed(0), RankOutcome(1, "died", 1.0, exit=exited(status)))
-    assert verdict.message == f"rank 1 exited with status {status}{more}"
+    died = [RankOutcome(rank, "died", 1.0, exit=exited(status)) for rank in range(2)]
+    assert judged(passed(0), died[1]).message == f"rank 1 exited with status {status}{more}"
+    assert judged(*died).message == f"ranks 0-1 exited with status {status}{more.replace('it', 'they')}"
