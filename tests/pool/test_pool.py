@@ -22,7 +22,7 @@ from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages.rank_messages import RETIRED, RankExit, exited
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.messages.world_spec import WorkerInput, WorldSpec
 from pytest_accel.pool import pool as pool_module
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import (
@@ -35,7 +35,6 @@ from pytest_accel.pool.pool_client import (
 from pytest_accel.pool.starter import LocalStarter, StarterReports
 from pytest_accel.settings.options import Settings, machine_for
 from tests.deadline import eventually
-from tests.plain_workers import plain_worker
 
 DEVICES = [f"sim-{number}" for number in range(4)]
 SETTINGS = Settings(accel="sim:4,shared")
@@ -87,6 +86,11 @@ def simulated(spec: SessionSpec, reports: StarterReports) -> SimulatedRanks:
     starter = SimulatedRanks(spec, leases, lambda spec, end: pytest.fail("no server"), reports)
     STARTERS[spec.directory] = starter
     return starter
+
+
+def plain_worker(number: int, count: int) -> WorkerInput:
+    """Return the `workerinput` of a rank."""
+    return {"workerid": f"gw{number}", "workercount": count, "testrunuid": "run"}
 
 
 @dataclass(eq=False)

@@ -14,7 +14,6 @@ from tests.background_suite import PYTEST, BackgroundSession, BackgroundSuite
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.features.ray.ray_machines import StartedNode, needs_ray, start_node
-from tests.launcher_sessions import suites
 from tests.machines import ADDRESSES, Machines, machines
 from tests.run import CAUSES
 
@@ -40,11 +39,10 @@ ENDLESS = """
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield a suite for simulated devices."""
-    with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
-        yield made
+def suite(suite: BackgroundSuite) -> BackgroundSuite:
+    """Return a suite for simulated devices."""
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    return suite
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.features.ray.autoscaled_machines import AutoscaledMachines
 from tests.features.ray.ray_machines import RayMachines, needs_ray
-from tests.launcher_sessions import suites
 from tests.run import CAUSES, Run
 
 pytestmark = needs_ray
@@ -42,13 +41,6 @@ ENDLESS = """
     def test_next():
         pass
     """
-
-
-@pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield an empty suite."""
-    with suites(tmp_path_factory) as made:
-        yield made
 
 
 @contextmanager
