@@ -92,13 +92,13 @@ PASSES = {
 """The results of the tests in `RANKS`, with two launched processes."""
 
 
-@contextlib.contextmanager
-def suites(factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield an empty suite, whose path is short enough for sockets, and in which launched processes are one session.
 
     The test fails if a session leaves processes or files behind.
     """
-    made = BackgroundSuite(factory.mktemp("t"), factory.mktemp("s"))
+    made = BackgroundSuite(tmp_path_factory.mktemp("t"), tmp_path_factory.mktemp("s"))
     made.write("pytest.ini", "[pytest]\naccel = sim:4\naccel_launcher = on\nfilterwarnings = error\n")
     try:
         yield made

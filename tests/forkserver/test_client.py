@@ -301,11 +301,3 @@ def test_a_server_that_imports_blocks_nobody(suite: RankSuite) -> None:
         await reports.next(WorldStarted, world=1)
 
     run(suite, test)
-
-
-def test_a_server_that_is_not_used_ends_at_once(suite: RankSuite) -> None:
-    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
-        assert await server.stop()
-
-    run(suite, test)
-    session_folder.remove(suite.spec.directory)

@@ -184,27 +184,3 @@ def test_a_conftest_that_gives_up_root(suite: BackgroundSuite, call: str, option
     run = suite.run(*options)
     run.expect({"test_unmarked": "PASSED", "test_ranks": "PASSED"})
     suite.expect_nothing_left()
-
-
-@_gives_up_root
-def test_a_conftest_that_changes_its_effective_user_only(suite: BackgroundSuite) -> None:
-    suite.temporary.chmod(0o1777)
-    call = "    if os.geteuid() == 0:\n        demote()\n"
-    suite.write("conftest.py", f"{_DEMOTE}\n\n{call}".replace("os.setuid(", "os.seteuid("))
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2, init=False)
-        def test_ranks():
-            assert os.geteuid() == int(os.environ["USER_ID"])
-        """,
-    )
-    for user in 65534, 0:  # The first session cannot remove the folder that it made as root. The second one does.
-        run = suite.start(environment={"USER_ID": str(user)}).finish()
-        run.expect({"test_ranks": "PASSED"})
-        suite.write("conftest.py", "")

@@ -425,18 +425,3 @@ def test_four_workers_use_one_card(suite: BackgroundSuite, accel: Accel) -> None
     assert sorted(failed) == [f"test_{name}.py::test_killed_rank" for name in "abcd"], run.text
     assert run.count() == {"PASSED": 28, "FAILED": 4}, run.text
     assert re.findall(r"^FAILED .* - (.*)", run.text, re.MULTILINE) == ["the test's process was killed by SIGKILL"] * 4
-
-
-JAX = """
-    import pytest
-
-
-    @pytest.mark.devices(1, fresh=True)
-    @pytest.mark.parametrize("number", [1, 2])
-    def test_jax(number):
-        import jax
-
-        if jax.default_backend() != "gpu":
-            pytest.skip("JAX sees no GPU")
-        assert float(jax.jit(jax.numpy.sum)(jax.numpy.arange(8.0))) == 28
-    """

@@ -8,8 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
@@ -26,11 +24,8 @@ from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, PlaceEr
 from tests.deadline import scaled
 from tests.leases.demands import devices, session, slots
 
-ROOT = Path(__file__).parents[2]
 NOON = time.mktime((2020, 2, 3, 12, 0, 0, 0, 0, -1))
 ADA = Holder(71, "ada", "test_big.py::test_one", NOON)
-STEPS = 700
-"""Tests of each of the sessions that take leases at random."""
 
 
 @pytest.fixture(autouse=True)
@@ -457,54 +452,3 @@ async def test_an_unusable_lock_folder_fails_the_request(folder: Path) -> None:
         assert names(at_once(one, devices(1))) == ["sim-0"], "the request that has failed keeps no lock"
     with pytest.raises(LockFolderError, match=r"locks has mode 0777"):
         at_once(session(), devices(1))
-
-
-def play(folder: Path, log: Path, sessions: int, steps: int) -> None:
-    """Run separate sessions that take leases at random, and write what they have to `log`."""
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for seed in range(sessions):
-            command = [sys.executable, "-m", "tests.leases.random_session", str(log), str(steps), str(seed)]
-            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            processes.append(process)
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
-        for process in processes:
-            assert process.wait(scaled(120)) == 0, "an error is on stderr"
-
-
-def check(lines: Sequence[str]) -> int:
-    """Check that no device was granted beyond its capacity or to two sessions at once; return the number of leases."""
-    held: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    leases = set()
-    for line in lines:
-        word, device, parts, lease = line.split()
-        on_device = held[device]
-        if word == "got":
-            on_device[lease] = on_device.get(lease, 0) + int(parts)
-            assert sum(on_device.values()) <= WHOLE, f"{line}: {on_device}"
-            assert len({one.partition(".")[0] for one in on_device}) == 1, f"{line}: {on_device}"
-            leases.add(lease)
-        else:
-            on_device[lease] -= int(parts)
-            if not on_device[lease]:
-                del on_device[lease]
-    assert not any(held.values())
-    return len(leases)
-
-
-def test_sessions_that_take_leases_at_random_never_have_the_same_device_and_none_starves(
-    folder: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    play(folder, log, 3, STEPS)
-    assert check(log.read_text().splitlines()) > STEPS
-    assert all(who_holds(folder, f"sim-{number}") is None for number in range(4))

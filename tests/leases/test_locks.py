@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 from pytest_accel.leases.demand import Holder, decode
 from pytest_accel.leases.locks import SessionLocks, who_holds, who_keeps
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, default_folder, file_name, lock_path
-from tests.deadline import eventually
 from tests.other_user import NEEDS_ROOT, OTHER_USER, run_as_other_user
 
 ROOT = Path(__file__).parents[2]
@@ -75,30 +73,6 @@ def test_a_device_is_locked_by_one_session_at_a_time(folder: Path, make: Make) -
     two.close()
     assert one.lock("GPU-1")
     assert one.lock("GPU-2")
-
-
-def test_a_device_is_kept_by_each_process_that_has_its_descriptor(folder: Path, make: Make) -> None:
-    """Even after its session was killed, and until the process has gone, whoever waits for it."""
-    locks = make()
-    start = (
-        "import subprocess, sys; from pathlib import Path; from pytest_accel.leases.demand import Holder\n"
-        "from pytest_accel.leases.locks import SessionLocks\n"
-        "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
-        "locks.describe('GPU-1', Holder.here('test_before'))\n"
-        "fd = locks.descriptor('GPU-1')\n"
-        "left = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, pass_fds=[fd])\n"
-        "print(left.pid, flush=True); left.wait()\n"
-    )
-    with program(start, folder) as (session, pid):
-        left = psutil.Process(int(pid))
-        session.kill()
-        session.wait()
-        assert not locks.lock("GPU-1")
-        named = str(who_keeps(folder, "GPU-1"))
-        assert named.startswith(f"process {left.pid} ({sys.executable} -c "), named
-        assert named.endswith(", which test_before has left")
-        left.kill()  # A zombie, whose exit status nobody has read, keeps nothing.
-        eventually("the kernel drops the lock", lambda: locks.lock("GPU-1"))
 
 
 def test_the_locks_of_a_killed_session_are_free_at_once_although_it_has_forked(folder: Path, make: Make) -> None:

@@ -207,6 +207,8 @@ def test_a_whole_device_is_granted_only_if_no_share_of_it_is_leased() -> None:
     assert decide([Request(1, ("a", "b"), 1)], {"a": WHOLE - 1, "b": WHOLE}, 0) == (Lease(1, ("b",), 0),)
     assert decide([Request(1, ("a",), 1)], {"a": WHOLE - 1}, 0) == ()
     assert decide([Request(1, ("a",), 1, parts=(1,))], {"a": 0}, 0) == ()
+    half, more = Request(1, ("a",), 1, parts=(HALF,)), Request(2, ("a",), 1, parts=(HALF + 1,))
+    assert decide([half, more], whole("a"), 0) == (Lease(1, ("a",), 0, (HALF,)),)
 
 
 def test_shares_of_several_devices_are_on_different_devices() -> None:

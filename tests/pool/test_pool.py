@@ -6,12 +6,13 @@ import asyncio
 import queue
 import random
 import threading
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.record_events import pass_to
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
@@ -42,12 +43,13 @@ NO_PIDS = tuple(range(2**30, 2**30 + 30))
 CPU = WorldKey("cpu", None, 2, grouped=True)
 
 
-def key(devices: int, *, fresh: bool = False) -> WorldKey:
-    need = DeviceNeed(devices, "sim")
+def key(devices: int, *, share: float | None = None, fresh: bool = False) -> WorldKey:
+    """Return the key of a world with a rank for each of `devices`, or with ranks that may share a device."""
+    need = DeviceNeed(devices, "sim", share=Share(fraction=share) if share else None, sets=devices if share else 1)
     return WorldKey("sim", need, devices, grouped=True, devices_per_rank=1, fresh=fresh)
 
 
-KEYS = (key(1), key(1), key(2), key(2), key(4), key(1, fresh=True), CPU)
+KEYS = (key(1), key(1), key(2), key(2), key(4), key(1, fresh=True), key(1, share=0.3), key(2, share=0.4), CPU)
 
 
 class SimulatedRanks(LocalStarter):
@@ -169,8 +171,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return locks
 
 
-def used(sessions: list[SimulatedSession]) -> list[str]:
-    return [one.id for session in sessions for grant in session.worlds.values() for one in grant.spec.devices]
+def check_devices(sessions: list[SimulatedSession]) -> None:
+    """Check that no device was granted beyond its capacity, or to both sessions."""
+    devices: list[str] = []
+    for session in sessions:
+        used: defaultdict[str, float] = defaultdict(float)
+        for grant in session.worlds.values():
+            need = grant.spec.key.need
+            share = (need.share.fraction if need and need.share else None) or 1.0
+            for device in grant.spec.devices:
+                used[device.id] += share
+        assert all(total <= 1 for total in used.values())
+        devices += used
+    assert len(devices) == len(set(devices))
 
 
 def receive_all(session: SimulatedSession) -> None:
@@ -205,7 +218,7 @@ def test_no_device_is_given_twice_and_nobody_starves_whatever_drivers_do(
         session = chance.choice(sessions)
         step(chance, session)
         receive_all(session)
-        assert len(used(sessions)) == len(set(used(sessions)))
+        check_devices(sessions)
     # All requests are answered if the worlds are given back, in whatever order.
     while any(session.waiting for session in sessions):
         for session in sessions:
@@ -216,7 +229,7 @@ def test_no_device_is_given_twice_and_nobody_starves_whatever_drivers_do(
         eventually("an answer", lambda: not session.answers.empty() or not other.answers.empty())  # noqa: B023
         receive_all(session)
         receive_all(other)
-        assert len(used(sessions)) == len(set(used(sessions)))
+        check_devices(sessions)
     for session in sessions:
         session.pool.close(gracefully=chance.random() < 0.5)
         assert session.pool.worlds == {}

@@ -59,14 +59,6 @@ def joins_and_checks(how):
         assert process.exitcode == 0
 
 
-def joins_with_a_timeout(how):
-    for process in start_all(work, how, daemon=True):
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-        assert not process.exitcode, f"exit {process.exitcode}"
-
-
 def drops_errors(how):
     for process in start_all(work, how):
         process.join()
@@ -107,36 +99,6 @@ def collects_errors_in_a_queue(how):
         process.join()
     errors = dict(results.get(timeout=0.2) for process in processes)
     assert errors == {0: None, 1: None}
-
-
-class DistCall:
-    def __init__(self, size):
-        self.size = size
-
-    def __call__(self, function):
-        name = function.__qualname__
-
-        @functools.wraps(function)
-        def call(*args):
-            results = CONTEXT.Queue()
-            processes = start_all(DistCall.run, name, args, results, size=self.size)
-            for process in processes:
-                process.join()
-                assert process.exitcode == 0, f"exit code {process.exitcode}"
-            assert all(results.get() for process in processes)
-
-        call.original = function
-        return call
-
-    @staticmethod
-    def run(rank, name, args, results):
-        globals()[name].original(rank, *args)
-        results.put(True)
-
-
-@DistCall(2)
-def decorated(rank, how):
-    work(rank, how)
 
 
 def of_barrier(rank, how, barrier, lock, count, values):
@@ -286,45 +248,10 @@ def spawns_a_partial(how):
     mp.spawn(functools.partial(function_of_world, size=2, port=29500, how=how, extra=1), nprocs=2)
 
 
-def of_spawn(rank, world_size, file, how):
-    assert world_size == 2
-    work(rank, how)
-    open(f"{file}.{rank}", "w").close()
-
-
-def spawns_for_all_sizes(how):
-    import torch.multiprocessing as mp
-
-    mp.spawn(of_spawn, args=(2, f"all {how}", how), nprocs=2, join=True)
-    assert all(os.path.exists(f"all {how}.{rank}") for rank in range(2))
-
-
-def of_launcher(rank, function, how, results):
-    value = function(rank, how)
-    if rank == 0:
-        results.put(value)
-
-
-def launches_with_start_processes(how):
-    import torch.multiprocessing as mp
-
-    results = mp.get_context("spawn").SimpleQueue()
-    mp.start_processes(of_launcher, args=(of_pool, how, results), nprocs=2, start_method="spawn")
-    assert results.get() == 0
-
-
 def forks_with_start_processes(how):
     import torch.multiprocessing as mp
 
     mp.start_processes(work, args=(how,), nprocs=2, start_method="fork")
-
-
-def does_not_join(how):
-    import torch.multiprocessing as mp
-
-    context = mp.spawn(work, args=(how,), nprocs=2, join=False)
-    while not context.join(timeout=60):
-        pass
 
 
 def of_tensors(rank, how, tensor, results):
@@ -379,10 +306,9 @@ def makes_a_group(how):
 
 
 EACH = [
-    joins_and_checks, joins_with_a_timeout, drops_errors, sends_an_environment, collects_errors_in_a_queue,
-    decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
-    leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
-    does_not_join, shares_tensors, makes_a_group,
+    joins_and_checks, drops_errors, sends_an_environment, collects_errors_in_a_queue, synchronizes, talks_over_pipes,
+    shares_a_manager, maps_in_an_executor, nests, sets_the_default_method, leaves_in_order, spawns_a_partial,
+    forks_with_start_processes, shares_tensors, makes_a_group,
 ]
 
 
@@ -604,7 +530,6 @@ def test_harnesses_have_their_verdicts(suite: BackgroundSuite, options: tuple[st
     run.expect(expected)
     if "kill" in ends:
         assert "process 1 terminated with signal SIGKILL" in run.failure("test_[spawns_a_partial-kill]")
-        assert "exit code -9" in run.failure("test_[decorated-kill]")
     if "fail" in ends:
         text = run.failure("test_[spawns_a_partial-fail]")
         assert "ProcessRaisedException" in text

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.features.launch.launch_commands import missing
+from tests.launcher_sessions import suite
 from tests.run import OUTER_VARIABLES
+
+__all__ = ["plain_environment", "script", "suite", "use_mpi"]
 
 
 @pytest.fixture(autouse=True)

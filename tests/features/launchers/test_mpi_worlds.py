@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, eventually
 from tests.documentation import ROOT, blocks
-from tests.launcher_sessions import suites
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -121,11 +120,10 @@ _ENDING_JOBS = (
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield a suite in which warnings are errors."""
-    with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\naccel_launcher = on\nfilterwarnings = error\n")
-        yield made
+def suite(suite: BackgroundSuite) -> BackgroundSuite:
+    """Return a suite in which warnings are errors."""
+    suite.write("pytest.ini", "[pytest]\naccel_launcher = on\nfilterwarnings = error\n")
+    return suite
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.features.launchers import slurm
-from tests.launcher_sessions import RANKS, expect_one_session, suites
+from tests.launcher_sessions import RANKS, expect_one_session
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),
@@ -46,13 +45,6 @@ def srun(rank_1_args: str = "") -> tuple[str, ...]:
 
 
 SRUN = srun()
-
-
-@pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield an empty suite."""
-    with suites(tmp_path_factory) as made:
-        yield made
 
 
 @pytest.mark.long

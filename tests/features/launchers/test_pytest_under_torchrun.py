@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.record.census import read_job
 from tests.background_suite import PYTEST, BackgroundSuite, torchrun
-from tests.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, start_endless, suites
+from tests.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, start_endless
 from tests.session_server import WITHOUT_TORCH
 
 PROGRAM = torchrun(2)
-
-
-@pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield an empty suite."""
-    with suites(tmp_path_factory) as made:
-        yield made
 
 
 def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> None:

@@ -21,7 +21,7 @@ from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.launcher_sessions import launched_process, start_endless, suites
+from tests.launcher_sessions import launched_process, start_endless
 from tests.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
 from tests.torch_release import RECORDS_COLLECTIVES
@@ -31,11 +31,10 @@ BATCH_FILES = Path(__file__).resolve().parents[3] / "examples" / "ci" / "slurm"
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield a suite for ranks on the CPU, in which warnings are errors."""
-    with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\naccel = none\naccel_launcher = on\nfilterwarnings = error\n")
-        yield made
+def suite(suite: BackgroundSuite) -> BackgroundSuite:
+    """Return a suite for ranks on the CPU, in which warnings are errors."""
+    suite.write("pytest.ini", "[pytest]\naccel = none\naccel_launcher = on\nfilterwarnings = error\n")
+    return suite
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite, torchrun
 from tests.features.launchers.unmarked_suites import RECORDER, SUITES
-from tests.launcher_sessions import suites
 from tests.run import Run
 
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
@@ -27,12 +26,11 @@ _WAYS = (
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield a suite whose settings name no option of the plugin."""
-    with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\n")
-        made.write("recorder.py", RECORDER)
-        yield made
+def suite(suite: BackgroundSuite) -> BackgroundSuite:
+    """Return a suite whose settings name no option of the plugin."""
+    suite.write("pytest.ini", "[pytest]\n")
+    suite.write("recorder.py", RECORDER)
+    return suite
 
 
 def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tuple[dict[str, Any], Run]:

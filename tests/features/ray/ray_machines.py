@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_accel.features.ray.ray_resources import TYPE_LABEL
 from tests.deadline import eventually
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -139,14 +137,12 @@ class RayMachines:
         """The address of the head."""
         return address_of(self.folder)
 
-    def add(self, gpus: int, model: str | None = None) -> StartedNode:
-        """Start a node, wait until it has joined, and return it.
+    def add(self, gpus: int, **variables: str) -> StartedNode:
+        """Start a node with `variables` in its environment, wait until it has joined, and return it.
 
         Nodes of one machine that start at the same time may choose the same names for their files.
         """
-        # Ray accepts its own labels in the environment only, not as an option.
-        labels = {} if model is None else {"RAY_OVERRIDE_LABELS": json.dumps({TYPE_LABEL: model})}
-        return self._start(*join_options(self.folder, gpus), **labels)
+        return self._start(*join_options(self.folder, gpus), **variables)
 
     def _start(self, *options: str, **variables: str) -> StartedNode:
         self._hosts += 1

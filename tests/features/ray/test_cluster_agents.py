@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +13,6 @@ from pytest_accel.features.launchers.machine_link import AgentLink, WrongSecret
 from pytest_accel.features.ray.ray_cluster import ClusterMachines
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
 from pytest_accel.settings.options import Settings
-from tests.features.ray.table_cluster import start_agent
 
 
 def greet(invitation: Invitation) -> AgentLink:
@@ -47,21 +44,3 @@ def test_only_expected_agents_with_the_key_are_admitted() -> None:
         machines.close()
 
     asyncio.run(call())
-
-
-def test_an_agent_serves_until_the_session_ends_and_learns_how_its_children_end() -> None:
-    async def start() -> None:
-        lost: asyncio.Queue[int] = asyncio.Queue()
-        machines = ClusterMachines(Settings(), EnvironmentChanges(), lost.put_nowait)
-        machines.add("node-1", "127.0.0.1")
-        agent = start_agent(replace(machines.invitation, machine=1), {})
-        await asyncio.wait_for(machines.joined(1), 60)
-        status = Path(f"/proc/{agent.pid}/status")
-        if status.exists():
-            ignored = next(line for line in status.read_text().splitlines() if line.startswith("SigIgn"))
-            assert not int(ignored.split()[1], 16) & 1 << signal.SIGCHLD - 1
-        machines.close()
-        assert agent.wait(60) == 0
-        assert lost.empty()
-
-    asyncio.run(start())

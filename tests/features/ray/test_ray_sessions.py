@@ -12,13 +12,14 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from pytest_accel.leases.locks import SessionLocks
+from pytest_accel.leases.shared_folder import lock_path
 from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.features.ray.autoscaled_machines import AutoscaledMachines
 from tests.features.ray.ray_machines import RayMachines, needs_ray
-from tests.launcher_sessions import suites
 from tests.run import CAUSES, Run
 
 pytestmark = needs_ray
@@ -40,13 +41,6 @@ ENDLESS = """
     def test_next():
         pass
     """
-
-
-@pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield an empty suite."""
-    with suites(tmp_path_factory) as made:
-        yield made
 
 
 @contextmanager
@@ -237,9 +231,76 @@ def test_a_test_waits_for_another_session_whose_controller_leaves_no_processes_o
 
 
 @pytest.mark.long
+def test_devices_of_a_node_are_locked_against_other_sessions(
+    suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
+) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.devices(2)
+        def test_locked(accel):
+            for name in accel.ids:
+                lock = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"], f"pytest-accel-{name}.lock")
+                assert "test_locked" in lock.read_text()
+        """,
+    )
+    options = ("--accel=sim:2,shared", "--accel-wait=15")
+    with contextlib.closing(SessionLocks(suite.locks)) as other:
+        assert other.lock("sim-1")
+        waits = run(suite, machines, *options)
+    waits.expect({"test_locked": "ERROR"})
+    assert "no devices came free within 15 s" in waits.failure("test_locked")
+    assert lock_path(suite.locks, "sim-1", "wish").exists(), "Ray had assigned it, and the node waited for its lock"
+    run(suite, machines, *options).expect({"test_locked": "PASSED"})
+    expect_free_nodes(surroundings)
+
+
+@pytest.mark.long
+def test_a_world_whose_machine_is_lost_before_it_has_started_is_started_once_more(
+    suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
+) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+        def test_lost_twice(): ...
+
+        def test_next(): ...
+        """,
+    )
+    session = start(suite, machines, "--accel-log=steps.log")
+    log = suite.path / "steps.log"
+    for number in (1, 2):
+        step = f"agent of machine {number}: starts fork server "  # It imports torch before it can start ranks.
+        eventually(step, lambda: log.exists() and step in log.read_text())  # noqa: B023
+        (agent,) = [one for one in plugin_processes(surroundings) if "cluster_node" in " ".join(one.cmdline())]
+        agent.kill()
+    result = session.finish()
+    result.expect({"test_lost_twice": "ERROR", "test_next": "PASSED"})
+    assert "is lost: " in result.failure("test_lost_twice")
+    expect_free_nodes(surroundings)
+    remove_folders_of_lost_nodes(surroundings)
+
+
+@pytest.mark.long
 def test_a_lost_node_or_head_fails_the_tests_that_need_it(suite: BackgroundSuite, surroundings: Surroundings) -> None:
     suite.write("test_it.py", ENDLESS)
     with cluster(surroundings) as made:
+        masked = made.add(2, SIM_VISIBLE_DEVICES="1")
+        short = run(suite, made, "test_it.py", "-k", "test_next")
+        short.expect({"test_next": "ERROR"})
+        said = "the cluster has reserved SIM_VISIBLE_DEVICES=0,1, but the test needs 2 sim devices"
+        assert said in short.failure("test_next")
+        masked.kill()
         node = made.add(2)
         session = start(suite, made, "test_it.py")
         suite.read("rank-1")
