@@ -447,19 +447,27 @@ HANGS = """
 """
 DEVICES = """
     import json
+    import multiprocessing
     import os
     import sys
 
     import pytest
-    import torch
-    import torch.multiprocessing as mp
+    from tests.lazy_torch import mp, torch
 
+    CONTEXT = multiprocessing.get_context("spawn")
     MASK = os.environ.get("SIM_VISIBLE_DEVICES", "")  # A worker of xdist has one.
 
 
-    def show(rank, folder):
+    def show(rank, folder, *more):
         with open(f"{folder}/{rank}", "w") as file:
-            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid(), torch.get_num_threads()], file)
+            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid()], file)
+
+
+    def show_alone(tmp_path, *more):
+        process = CONTEXT.Process(target=show, args=(0, str(tmp_path), *more))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 
 
     @pytest.fixture
@@ -474,7 +482,7 @@ DEVICES = """
     @pytest.mark.parametrize("size, devices", [(1, 1), (2, 2), (5, 4)])
     def test_leased(size, devices, method, shown, tmp_path):
         mp.start_processes(show, args=(str(tmp_path),), nprocs=size, start_method=method)
-        masks = {mask for mask, _, _ in shown()}
+        masks = {mask for mask, _ in shown()}
         assert len(masks) == 1 and len(masks.pop().split(",")) == devices
         assert os.environ.get("SIM_VISIBLE_DEVICES", "") == MASK
 
@@ -501,46 +509,42 @@ DEVICES = """
         for context in (first, second):
             while not context.join():
                 pass
-        assert {len(mask.split(",")) for mask, _, _ in shown()} == {2}
+        assert {len(mask.split(",")) for mask, _ in shown()} == {2}
 
 
     def test_in_a_rank(shown, tmp_path):
-        process = mp.get_context("spawn").Process(target=show, args=(0, str(tmp_path)))
-        process.start()
-        process.join()
-        ((mask, parent, _),) = shown()
+        show_alone(tmp_path)
+        ((mask, parent),) = shown()
         assert len(mask.split(",")) == 3 and parent != os.getpid()
 
 
     @pytest.mark.accel_adopt(False)
     def test_marked(shown, tmp_path):
-        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
-        assert shown()[0][:2] == [MASK, os.getpid()]
+        show_alone(tmp_path)
+        assert shown() == [[MASK, os.getpid()]]
 
 
     def test_by_rule(shown, tmp_path):
-        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
-        assert shown()[0][:2] == [MASK, os.getpid()]
+        show_alone(tmp_path)
+        assert shown() == [[MASK, os.getpid()]]
+
+
+    def show_threads(rank, folder):
+        with open(f"{folder}/{rank}", "w") as file:
+            json.dump([os.getppid(), torch.get_num_threads()], file)
 
 
     def test_a_variable_that_torch_reads_when_it_is_imported(shown, tmp_path, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
-        ((_, parent, threads),) = shown()
+        mp.spawn(show_threads, args=(str(tmp_path),), nprocs=1)
+        ((parent, threads),) = shown()
         assert threads == 1 and parent != os.getpid()
 
 
-    def show_many(rank, folder, connections):
-        show(rank, folder)
-
-
     def test_more_descriptors_than_the_server_takes(shown, tmp_path):
-        context = mp.get_context("spawn")
-        connections = [one for _ in range(130) for one in context.Pipe()]
-        process = context.Process(target=show_many, args=(0, str(tmp_path), connections))
-        process.start()
-        process.join()
-        assert shown()[0][1] == os.getpid() and process.exitcode == 0
+        connections = [one for _ in range(130) for one in CONTEXT.Pipe()]
+        show_alone(tmp_path, connections)
+        assert shown()[0][1] == os.getpid()
         for connection in connections:
             connection.close()
 
@@ -555,7 +559,7 @@ DEVICES = """
 
     def test_random_states():
         pytest.importorskip("numpy")
-        results = mp.get_context("spawn").SimpleQueue()
+        results = CONTEXT.SimpleQueue()
         mp.spawn(draw, args=(results,), nprocs=2)
         drawn = results.get(), results.get()
         assert len({*drawn[0], *drawn[1]}) == 4
