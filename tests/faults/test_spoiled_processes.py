@@ -117,6 +117,11 @@ def precision():
     torch.set_float32_matmul_precision("high")
 
 
+@way(lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+def cudnn():
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
+
+
 @way(lambda: dist.barrier.__module__)
 def patched_function():
     import torch.distributed
@@ -275,6 +280,7 @@ _PUT_BACK = {
     "grad_mode": "torch's grad mode changed from True to False",
     "deterministic": "torch.use_deterministic_algorithms changed from 0 to 1",
     "precision": "torch's float32 matmul precision changed from highest to high",
+    "cudnn": "torch.backends.cudnn.deterministic changed from False to True",
     "patched_function": "torch.distributed.barrier changed from",
 }
 _STAY = {"thread": "thread", "child": "process", "group": "process group", "group_of_one_rank": "process group"}
@@ -293,6 +299,6 @@ def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: Backgrou
         ranks = "rank 0" if way == "group_of_one_rank" else "ranks 0-1"
         expected[f"test_way[{way}-spoils]"] = f"PASSED ERROR leaked: {kind}; {ranks}"
     run.expect(expected)
-    assert len(expected) == 2 * 24
+    assert len(expected) == 2 * 25
     reason = "some ranks have process groups that others have not"
     assert f"test_it.py::test_way[group_of_one_rank-spoils]: {reason}" in run.text

@@ -44,8 +44,8 @@ def work(rank, how):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start_all(target, *args, size=2, **more):
-    processes = [CONTEXT.Process(target=target, args=(rank, *args), **more) for rank in range(size)]
+def start_all(target, *args, size=2):
+    processes = [CONTEXT.Process(target=target, args=(rank, *args)) for rank in range(size)]
     for process in processes:
         process.start()
     return processes
@@ -57,14 +57,6 @@ def joins_and_checks(how):
     for process in start_all(work, how):
         process.join()
         assert process.exitcode == 0
-
-
-def joins_with_a_timeout(how):
-    for process in start_all(work, how, daemon=True):
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-        assert not process.exitcode, f"exit {process.exitcode}"
 
 
 def drops_errors(how):
@@ -286,19 +278,6 @@ def spawns_a_partial(how):
     mp.spawn(functools.partial(function_of_world, size=2, port=29500, how=how, extra=1), nprocs=2)
 
 
-def of_spawn(rank, world_size, file, how):
-    assert world_size == 2
-    work(rank, how)
-    open(f"{file}.{rank}", "w").close()
-
-
-def spawns_for_all_sizes(how):
-    import torch.multiprocessing as mp
-
-    mp.spawn(of_spawn, args=(2, f"all {how}", how), nprocs=2, join=True)
-    assert all(os.path.exists(f"all {how}.{rank}") for rank in range(2))
-
-
 def of_launcher(rank, function, how, results):
     value = function(rank, how)
     if rank == 0:
@@ -379,9 +358,9 @@ def makes_a_group(how):
 
 
 EACH = [
-    joins_and_checks, joins_with_a_timeout, drops_errors, sends_an_environment, collects_errors_in_a_queue,
+    joins_and_checks, drops_errors, sends_an_environment, collects_errors_in_a_queue,
     decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
-    leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
+    leaves_in_order, spawns_a_partial, launches_with_start_processes, forks_with_start_processes,
     does_not_join, shares_tensors, makes_a_group,
 ]
 
