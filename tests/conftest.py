@@ -40,6 +40,8 @@ class Surroundings:
             _MARK: uuid.uuid4().hex,
             VARIABLE: str(temporary / "locks"),
             "TMPDIR": str(temporary),
+            # Else each session would compile the plugin again: images for containers often set this variable.
+            "PYTHONDONTWRITEBYTECODE": "",
         }
         self._shared_memory = _names(_SHARED_MEMORY)
 
