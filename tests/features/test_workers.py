@@ -160,3 +160,4 @@ def test_a_worker_keeps_its_ranks_while_its_tests_share_a_fixture_of_their_modul
     run = suite.run("-n2", "--dist=loadfile", "--accel=sim:1,shared")
     outcomes = {test.rpartition("::")[2]: outcome for test, outcome in run.outcomes().items()}
     assert outcomes == dict.fromkeys(names, "PASSED"), run.text
+    assert run.text.count("accel: sim, 1 device: sim, order fastest") == 1, "the controller alone shows the devices"
