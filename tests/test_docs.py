@@ -13,7 +13,7 @@ import pytest
 from tests.documentation import ROOT, blocks
 from tests.hardware import fake_driver
 
-# tests/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
+# tests/core/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),

@@ -154,7 +154,7 @@ _WRONG = ("test_number", "TestCase.test_sizes", "test_nodes", "test_by_rule", "t
 
 
 def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tests/test_marks.py` has the texts."""
+    """`tests/core/test_marks.py` has the texts."""
     monkeypatch.setenv("COLUMNS", "300")
     suite.ini('accel_rules = test_wrong.py::test_by_rule: distributed(4, backend="fake")')
     suite.write("test_wrong.py", _WRONG_MARKS)
