@@ -40,6 +40,8 @@ class Surroundings:
             _MARK: uuid.uuid4().hex,
             VARIABLE: str(temporary / "locks"),
             "TMPDIR": str(temporary),
+            # Else each session would compile the plugin again: images for containers often set this variable.
+            "PYTHONDONTWRITEBYTECODE": "",
         }
         self._shared_memory = _names(_SHARED_MEMORY)
 
@@ -98,16 +100,24 @@ def _is_held(path: Path) -> bool:
 
 
 def _in_use(names: set[str]) -> set[str]:
-    """Return the files in shared memory that a process has mapped or open: they may belong to another session."""
-    used: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*") if names else ():
+    """Return the files in shared memory that a process has mapped or open: they may belong to another session.
+
+    Files are compared by their inodes: the C library maps a semaphore before the file has its name.
+    """
+    inodes: dict[int, str] = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            inodes[(_SHARED_MEMORY / name).stat().st_ino] = name
+    used: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
         with contextlib.suppress(OSError):
-            text = (process / "maps").read_text(errors="replace")
+            maps = (process / "maps").read_text(errors="replace").splitlines()
+            used |= {int(line.split()[4]) for line in maps if f" {_SHARED_MEMORY}/" in line}
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):  # It has been closed.
-                    text += f"{os.readlink(descriptor)}\n"
-            used |= {name for name in names if f"{_SHARED_MEMORY / name}\n" in text}
-    return used
+                    if os.readlink(descriptor).startswith(f"{_SHARED_MEMORY}/"):
+                        used.add(descriptor.stat().st_ino)
+    return {name for inode, name in inodes.items() if inode in used}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,4 +16,4 @@ class _Module:
         return getattr(importlib.import_module(self._name), name)
 
 
-torch, dist, rpc = map(_Module, ("torch", "torch.distributed", "torch.distributed.rpc"))
+torch, dist, mp, rpc = map(_Module, ("torch", "torch.distributed", "torch.multiprocessing", "torch.distributed.rpc"))

@@ -13,7 +13,7 @@ import pytest
 from tests.documentation import ROOT, blocks
 from tests.hardware import fake_driver
 
-# tests/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
+# tests/core/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),
@@ -23,7 +23,8 @@ TUTORIAL = ROOT / "docs" / "tutorial" / "first-test.md"
 L4 = ("name NVIDIA L4", f"memory {45 * 2**29} {22 * 2**30}", "capability 8 9")
 
 
-def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
+def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     written = {"python": 0, "python fails": 0}
     for page in PAGES:
         for language in written:
@@ -50,7 +51,8 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     # `tests/features/launch` has each launcher; two other tests of the documentation run scripts with torchrun.
     under_each = "test_docs_how_to_launch_a_script_1.py::test_under_each"
     options += [f"--deselect={under_each}[{launcher}]" for launcher in ("torchrun", "accelerate")]
-    result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml", *options)
+    options += ["-rA", "-p", "accel", "-p", "xdist", "--accel", "sim:machine.toml"]
+    result = pytester.runpytest_subprocess(*options)
 
     ends = [match.groups() for line in result.outlines if (match := re.match(r"([A-Z]+) (test_\w+)\.py::", line))]
     assert {file for _, file in ends} == {path.stem for path in pytester.path.glob("test_*.py")}

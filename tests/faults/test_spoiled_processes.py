@@ -122,6 +122,11 @@ def precision():
     torch.set_float32_matmul_precision("high")
 
 
+@way(lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+def cudnn():
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
+
+
 @way(lambda: dist.barrier.__module__)
 def patched_function():
     import torch.distributed
@@ -281,6 +286,7 @@ _PUT_BACK = {
     "grad_mode": "torch's grad mode changed from True to False",
     "deterministic": "torch.use_deterministic_algorithms changed from 0 to 1",
     "precision": "torch's float32 matmul precision changed from highest to high",
+    "cudnn": "torch.backends.cudnn.deterministic changed from False to True",
     "patched_function": "torch.distributed.barrier changed from",
 }
 _STAY = {"thread": "thread", "child": "process", "group": "process group", "group_of_one_rank": "process group"}

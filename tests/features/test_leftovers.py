@@ -13,15 +13,13 @@ _SETTINGS_TESTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
     STARTED = os.getpid(), os.getcwd()
 
 
-    def test_leaves_on_both(tmp_path_factory):
-        import torch
-
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.deterministic = True
+    def test_leaves_on_both():
+        os.environ["LEFT"] = "1"
+        os.umask(0)
 
 
     def test_leaves_on_one(rank):
@@ -30,11 +28,8 @@ _SETTINGS_TESTS = """
 
 
     def test_finds_all_put_back():
-        import torch
-
         assert (os.getpid(), os.getcwd()) == STARTED
-        assert not torch.backends.cudnn.benchmark
-        assert not torch.backends.cudnn.deterministic
+        assert "LEFT" not in os.environ
 """
 
 
@@ -51,6 +46,8 @@ _SETTINGS_TESTS = """
 def test_changed_settings_are_put_back_and_reported_as_configured(
     suite: Suite, options: tuple[str, ...], counts: dict[str, int], warnings: int
 ) -> None:
+    """`tests/faults/test_spoiled_processes.py` has all settings."""
+    suite.without_torch()
     suite.write("test_leaves.py", _SETTINGS_TESTS)
     run = suite.run(*options)
     assert run.count() == counts, run.text

@@ -24,15 +24,10 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
             [
                 pytest.param(1, marks=pytest.mark.distributed(1, init=False), id="one"),
                 pytest.param(3, marks=pytest.mark.distributed(3, init=False), id="three"),
-                pytest.param(None, id="none"),
             ],
         )
         def test_parameter(request, expected):
-            if expected is None:
-                with pytest.raises(pytest.fail.Exception, match="needs @pytest.mark.distributed"):
-                    request.getfixturevalue("world_size")
-            else:
-                assert request.getfixturevalue("world_size") == expected
+            assert request.getfixturevalue("world_size") == expected
 
 
         @pytest.mark.distributed(2, init=False)
@@ -159,7 +154,7 @@ _WRONG = ("test_number", "TestCase.test_sizes", "test_nodes", "test_by_rule", "t
 
 
 def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tests/test_marks.py` has the texts."""
+    """`tests/core/test_marks.py` has the texts."""
     monkeypatch.setenv("COLUMNS", "300")
     suite.ini('accel_rules = test_wrong.py::test_by_rule: distributed(4, backend="fake")')
     suite.write("test_wrong.py", _WRONG_MARKS)

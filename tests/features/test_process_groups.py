@@ -73,16 +73,6 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             pass
 
 
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_no_group(process_group):
-            pass
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_no_mesh(device_mesh):
-            pass
-
-
         @pytest.mark.distributed(2, kind="cpu", env={"MINE": "yes", "OMP_NUM_THREADS": "2"})
         def test_environment():
             assert os.environ["MINE"] == "yes"
@@ -94,12 +84,8 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
         """,
     )
     run = suite.run()
-    assert run.count() == {"PASSED": len(run.results) - 3, "ERROR": 3}
-    assert run.result("test_unknown_backend") == "ERROR"
+    assert run.count() == {"PASSED": len(run.results) - 1, "ERROR": 1}
     assert "carrier-pigeon" in run.failure("test_unknown_backend")
-    for name, fixture in (("test_no_group", "process_group"), ("test_no_mesh", "device_mesh")):
-        text = f"the fixture '{fixture}' needs a process group, which @pytest.mark.distributed(init=False) leaves to"
-        assert text in run.failure(name)
 
 
 @pytest.mark.long
@@ -368,17 +354,10 @@ _DEVICES = """
         with pytest.raises(pytest.fail.Exception) as caught:
             request.getfixturevalue(name)
         assert str(caught.value) == f"the fixture {name!r} needs {wanted}@pytest.mark.distributed on the test"
-
-
-    def test_no_mark_is_an_error(rank):
-        pass
     """
 
 
 def test_tests_get_their_devices_and_masks(suite: Suite) -> None:
     suite.write("test_devices.py", _DEVICES)
     run = suite.run()
-    assert run.count() == {"PASSED": len(run.results) - 1, "ERROR": 1}
-    assert len(run.results) == 17
-    assert "the fixture 'rank' needs @pytest.mark.distributed on the test" in run.failure("test_no_mark_is_an_error")
-    assert "Traceback" not in run.text
+    assert run.count() == {"PASSED": 16}, run.text

@@ -1,4 +1,4 @@
-"""Tests of the start of a session: the modules that it imports, and the line about its devices."""
+"""Tests of the start of a session without marked tests: it imports few modules, and shows no line of the plugin."""
 
 from __future__ import annotations
 
@@ -38,25 +38,11 @@ def test_a_session_without_marks_imports_few_modules(suite: Suite, options: tupl
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_it.py", "def test_it():\n    pass\n")
     suite.write("test_other.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_marked():\n    pass\n")
-    assert suite.run("--accel=auto", *options).count() == {"PASSED": 1}
+    run = suite.run("--accel=auto", *options)
+    assert run.count() == {"PASSED": 1}
+    if process == "main":  # The controller of workers shows its line before it knows which tests they collect.
+        assert "accel: " not in run.text
     imported = set(json.loads((suite.path / f"{process}.json").read_text()))
     own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
     assert len(own) <= MAX_MODULES, own
     assert not imported & HEAVY_MODULES
-
-
-def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(1, init=False)
-        def test_marked():
-            pass
-        """,
-    )
-    suite.without_torch()
-    assert suite.run("-n1").text.count("accel: sim, 4 devices: 4 x sim, order fastest") == 1
-    assert "accel: sim" not in suite.run("--deselect", "test_it.py").text

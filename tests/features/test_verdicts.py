@@ -74,10 +74,6 @@ _OUTCOMES = """
             raise RuntimeError("no teardown on rank 0")
 
 
-    def test_teardown_error(breaks_at_end):
-        pass
-
-
     def test_two_errors(breaks_at_end, rank):
         assert rank == 7, "in the call"
 
@@ -150,12 +146,6 @@ _OUTCOMES = """
         pytest.skip("inside the ranks")
 
 
-    def test_skip_and_fail(rank):
-        if rank == 1:
-            pytest.skip("only here")
-        raise AssertionError("failed there")
-
-
     def test_fail_without_trace():
         pytest.fail("said plainly", pytrace=False)
 
@@ -178,7 +168,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "output": "FAILED",
         "strange_exception": "FAILED",
         "setup_error": "ERROR",
-        "teardown_error": "PASSED ERROR",
         "two_errors": "FAILED ERROR",
         "xfail": "XFAIL",
         "xfail_on_one_rank": "XFAIL",
@@ -194,7 +183,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "dynamic_xfail_raises": "FAILED",
         "dynamic_strict_xpass": "FAILED",
         "skip": "SKIPPED",
-        "skip_and_fail": "FAILED",
         "fail_without_trace": "FAILED",
         "after_all": "PASSED",
     }
@@ -208,7 +196,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "output": "failed: AssertionError; ranks 0-1",
         "strange_exception": "failed: Strange; ranks 0-1",
         "setup_error": "failed: RuntimeError; rank 1",
-        "teardown_error": "failed: RuntimeError; rank 0",
         "xfail": "failed: AssertionError; ranks 0-1",
         "xfail_on_one_rank": "failed: AssertionError; rank 1",
         "xfail_raises": "failed: KeyError; ranks 0-1",
@@ -217,7 +204,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "xfail_one_dies": "died: status 0; rank 1",
         "dynamic_xfail_raises": "failed: ValueError; ranks 0-1",
         "dynamic_strict_xpass": "failed; ranks 0-1",
-        "skip_and_fail": "failed: AssertionError; rank 0",
         "fail_without_trace": "failed: Failed; ranks 0-1",
     }
 

@@ -33,23 +33,11 @@ def test_other_distribution_modes_of_xdist_work(suite: Suite, monkeypatch: pytes
         def test_unmarked(number):
             assert len(os.environ["SIM_VISIBLE_DEVICES"].split(",")) == 4
 
-
-        @pytest.mark.distributed(2, init=False)
-        def test_fails(rank):
-            assert rank == 0
-
-
-        @pytest.mark.devices(99)
-        def test_missing():
-            raise AssertionError
         """,
     )
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
     run = suite.run("-nauto", "--dist=worksteal")
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.count() == {"PASSED": 10, "FAILED": 1, "SKIPPED": 1}
-    assert "rank 1: assert 1 == 0" in run.text
-    assert "accel: 1 skipped for missing hardware" in run.text
+    assert run.count() == {"PASSED": 10}, run.text
 
 
 @pytest.mark.long
@@ -160,3 +148,4 @@ def test_a_worker_keeps_its_ranks_while_its_tests_share_a_fixture_of_their_modul
     run = suite.run("-n2", "--dist=loadfile", "--accel=sim:1,shared")
     outcomes = {test.rpartition("::")[2]: outcome for test, outcome in run.outcomes().items()}
     assert outcomes == dict.fromkeys(names, "PASSED"), run.text
+    assert run.text.count("accel: sim, 1 device: sim, order fastest") == 1, "the controller alone shows the devices"

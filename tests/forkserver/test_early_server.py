@@ -172,9 +172,9 @@ _gives_up_root = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0
     ("call", "options"),
     [
         ("    if os.getuid() == 0:\n        demote()\n", ()),
-        ("    def pytest_configure():\n        if os.getuid() == 0:\n            demote()\n", ("-n2",)),
+        ("    def pytest_configure():\n        if os.getuid() == 0:\n            demote()\n", ("-n1",)),
     ],
-    ids=["import", "configure-n2"],
+    ids=["import", "configure-n1"],
 )
 def test_a_conftest_that_gives_up_root(suite: BackgroundSuite, call: str, options: tuple[str, ...]) -> None:
     """The session cannot kill the early server, which is root's, and cannot use its folder."""

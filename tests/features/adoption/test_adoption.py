@@ -27,6 +27,7 @@ from torch.testing._internal.common_distributed import (
     DistributedTestBase,
     MultiProcessTestCase,
     TEST_SKIPS,
+    skip_if_lt_x_gpu,
 )
 from torch.testing._internal.common_utils import find_free_port
 
@@ -218,63 +219,20 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
 
     test_references = test_references_once_more = refer
 """
-CONNECTING = """
-import time
-from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def note_end(request, rank):
-    yield
-    Path(f"{request.node.name}-{rank}").touch()
-
-
-class TestConnecting(Case):
-    def connect(self):
-        "Make the group, to which rank 0 connects for a second longer than rank 1."
-        self.make_group()
-        ended = Path(f"{self._testMethodName}-1")
-        until = time.monotonic() + 1
-        while self.rank == 0 and time.monotonic() < until:
-            assert not ended.exists(), "rank 1 has closed its group"
-            time.sleep(0.01)
-
-    def test_skip_code(self):
-        self.connect()
-        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
-
-    def test_skip(self):
-        self.connect()
-        self.skipTest("not here")
-
-    def test_exit_0(self):
-        self.connect()
-        sys.exit(0)
-
-    def test_variables_of_the_session(self):
-        assert os.environ["WORLD_SIZE"] == "7" and "RANK" not in os.environ
-"""
-"""Rank 1 ends each test while rank 0 still connects to it: as in torch, it must not have closed its group then."""
-
-
-def write_adopted_tests(suite: BackgroundSuite, **files: str) -> None:
-    """Write test files, each with `HEAD`, and an ini file that adopts torch's test cases."""
-    suite.write("pytest.ini", INI)
-    for name, tests in files.items():
-        (suite.path / f"{name}.py").write_text(HEAD + tests)
 
 
 @pytest.mark.long
 def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: BackgroundSuite) -> None:
     """Each test has new groups and files, in the same ranks as the test before unless it uses RPC."""
-    write_adopted_tests(
-        suite,
-        test_parent=PARENT,
-        test_ends=ENDS,
-        test_warm=WRITE_FILE_NAMES + WARM,
-        test_rpc=WRITE_FILE_NAMES + RPC,
-        test_not_adopted=NOT_ADOPTED,
-    )
+    suite.write("pytest.ini", INI)
+    for name, tests in {
+        "test_parent": PARENT,
+        "test_ends": ENDS,
+        "test_warm": WRITE_FILE_NAMES + WARM,
+        "test_rpc": WRITE_FILE_NAMES + RPC,
+        "test_not_adopted": NOT_ADOPTED,
+    }.items():
+        (suite.path / f"{name}.py").write_text(HEAD + tests)
 
     run = suite.run("-rs")
     failed = {
@@ -301,12 +259,3 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     files = set((suite.path / "files").read_text().splitlines())
     assert len(files) == 2 * (5 + 2) + 3, "one for each rank and each test of a class in test_warm.py and test_rpc.py"
     assert not any(Path(file).exists() for file in files)  # Without adoption, torch would leave these files.
-
-
-def test_a_rank_that_skips_keeps_its_group_until_the_others_have_left_the_test(suite: BackgroundSuite) -> None:
-    write_adopted_tests(suite, test_connecting=CONNECTING)
-    # torch's own suite sets WORLD_SIZE for its files.
-    run = suite.start("-rs", environment={"WORLD_SIZE": "7"}).finish()
-    passed = dict.fromkeys(("test_exit_0", "test_variables_of_the_session"), "PASSED")
-    run.expect({"test_skip_code": "SKIPPED", "test_skip": "SKIPPED", **passed})
-    assert "Skipped due to odd world size." in run.text

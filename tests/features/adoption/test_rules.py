@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from pytest_accel.features.adoption.suite_adoption import parse_rule
 from tests.features.conftest import Suite
 
 PATTERNS = {
@@ -50,14 +51,25 @@ def test_patterns_match_a_test_and_what_contains_it(suite: Suite) -> None:
     assert unmatched == [pattern for pattern, matches in PATTERNS.items() if not matches]
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("*:devices(1)", "'*:devices(1)': must be PATTERN: devices(...), PATTERN: distributed(...) or"),
+        ("*: accel_adopt(True)", "or PATTERN: accel_adopt(False)"),
+        ("*: devices(**{'n': 1})", "and literal arguments"),
+        ("*: distributed(0)", 'world_size must be an int >= 1, "all" or a non-empty list of them, got 0'),
+        ("*: devices(size=2)", "there is no argument size, allowed are n, at_least, kind"),
+    ],
+)
+def test_an_invalid_rule(rule: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_rule(rule)
+
+
 def test_an_invalid_setting_is_a_usage_error_before_collection(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass")
     for setting, message in {
-        "accel_rules=*:devices(1)": "'*:devices(1)': must be PATTERN: devices(...), PATTERN: distributed(...) or",
-        "accel_rules=*: accel_adopt(True)": "or PATTERN: accel_adopt(False)",
-        "accel_rules=*: devices(**{'n': 1})": "and literal arguments",
-        "accel_rules=*: distributed(0)": 'world_size must be an int >= 1, "all" or a non-empty list of them, got 0',
-        "accel_rules=*: devices(size=2)": "there is no argument size, allowed are n, at_least, kind",
+        "accel_rules=*:devices(1)": "'*:devices(1)': must be PATTERN",
         "accel_adopt=jax": "must be torch, spawn, both or empty, got 'jax'",
     }.items():
         run = suite.run("-o", setting)

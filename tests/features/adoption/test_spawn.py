@@ -59,6 +59,14 @@ def joins_and_checks(how):
         assert process.exitcode == 0
 
 
+def joins_with_a_timeout(how):
+    for process in start_all(work, how, daemon=True):
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+        assert not process.exitcode, f"exit {process.exitcode}"
+
+
 def drops_errors(how):
     for process in start_all(work, how):
         process.join()
@@ -99,6 +107,36 @@ def collects_errors_in_a_queue(how):
         process.join()
     errors = dict(results.get(timeout=0.2) for process in processes)
     assert errors == {0: None, 1: None}
+
+
+class DistCall:
+    def __init__(self, size):
+        self.size = size
+
+    def __call__(self, function):
+        name = function.__qualname__
+
+        @functools.wraps(function)
+        def call(*args):
+            results = CONTEXT.Queue()
+            processes = start_all(DistCall.run, name, args, results, size=self.size)
+            for process in processes:
+                process.join()
+                assert process.exitcode == 0, f"exit code {process.exitcode}"
+            assert all(results.get() for process in processes)
+
+        call.original = function
+        return call
+
+    @staticmethod
+    def run(rank, name, args, results):
+        globals()[name].original(rank, *args)
+        results.put(True)
+
+
+@DistCall(2)
+def decorated(rank, how):
+    work(rank, how)
 
 
 def of_barrier(rank, how, barrier, lock, count, values):
@@ -248,10 +286,45 @@ def spawns_a_partial(how):
     mp.spawn(functools.partial(function_of_world, size=2, port=29500, how=how, extra=1), nprocs=2)
 
 
+def of_spawn(rank, world_size, file, how):
+    assert world_size == 2
+    work(rank, how)
+    open(f"{file}.{rank}", "w").close()
+
+
+def spawns_for_all_sizes(how):
+    import torch.multiprocessing as mp
+
+    mp.spawn(of_spawn, args=(2, f"all {how}", how), nprocs=2, join=True)
+    assert all(os.path.exists(f"all {how}.{rank}") for rank in range(2))
+
+
+def of_launcher(rank, function, how, results):
+    value = function(rank, how)
+    if rank == 0:
+        results.put(value)
+
+
+def launches_with_start_processes(how):
+    import torch.multiprocessing as mp
+
+    results = mp.get_context("spawn").SimpleQueue()
+    mp.start_processes(of_launcher, args=(of_pool, how, results), nprocs=2, start_method="spawn")
+    assert results.get() == 0
+
+
 def forks_with_start_processes(how):
     import torch.multiprocessing as mp
 
     mp.start_processes(work, args=(how,), nprocs=2, start_method="fork")
+
+
+def does_not_join(how):
+    import torch.multiprocessing as mp
+
+    context = mp.spawn(work, args=(how,), nprocs=2, join=False)
+    while not context.join(timeout=60):
+        pass
 
 
 def of_tensors(rank, how, tensor, results):
@@ -306,9 +379,10 @@ def makes_a_group(how):
 
 
 EACH = [
-    joins_and_checks, drops_errors, sends_an_environment, collects_errors_in_a_queue, synchronizes, talks_over_pipes,
-    shares_a_manager, maps_in_an_executor, nests, sets_the_default_method, leaves_in_order, spawns_a_partial,
-    forks_with_start_processes, shares_tensors, makes_a_group,
+    joins_and_checks, joins_with_a_timeout, drops_errors, sends_an_environment, collects_errors_in_a_queue,
+    decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
+    leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
+    does_not_join, shares_tensors, makes_a_group,
 ]
 
 
@@ -373,19 +447,27 @@ HANGS = """
 """
 DEVICES = """
     import json
+    import multiprocessing
     import os
     import sys
 
     import pytest
-    import torch
-    import torch.multiprocessing as mp
+    from tests.lazy_torch import mp, torch
 
+    CONTEXT = multiprocessing.get_context("spawn")
     MASK = os.environ.get("SIM_VISIBLE_DEVICES", "")  # A worker of xdist has one.
 
 
-    def show(rank, folder):
+    def show(rank, folder, *more):
         with open(f"{folder}/{rank}", "w") as file:
-            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid(), torch.get_num_threads()], file)
+            json.dump([os.environ.get("SIM_VISIBLE_DEVICES", ""), os.getppid()], file)
+
+
+    def show_alone(tmp_path, *more):
+        process = CONTEXT.Process(target=show, args=(0, str(tmp_path), *more))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 
 
     @pytest.fixture
@@ -400,7 +482,7 @@ DEVICES = """
     @pytest.mark.parametrize("size, devices", [(1, 1), (2, 2), (5, 4)])
     def test_leased(size, devices, method, shown, tmp_path):
         mp.start_processes(show, args=(str(tmp_path),), nprocs=size, start_method=method)
-        masks = {mask for mask, _, _ in shown()}
+        masks = {mask for mask, _ in shown()}
         assert len(masks) == 1 and len(masks.pop().split(",")) == devices
         assert os.environ.get("SIM_VISIBLE_DEVICES", "") == MASK
 
@@ -429,46 +511,42 @@ DEVICES = """
         for context in (first, second):
             while not context.join():
                 pass
-        assert {len(mask.split(",")) for mask, _, _ in shown()} == {2}
+        assert {len(mask.split(",")) for mask, _ in shown()} == {2}
 
 
     def test_in_a_rank(shown, tmp_path):
-        process = mp.get_context("spawn").Process(target=show, args=(0, str(tmp_path)))
-        process.start()
-        process.join()
-        ((mask, parent, _),) = shown()
+        show_alone(tmp_path)
+        ((mask, parent),) = shown()
         assert len(mask.split(",")) == 3 and parent != os.getpid()
 
 
     @pytest.mark.accel_adopt(False)
     def test_marked(shown, tmp_path):
-        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
-        assert shown()[0][:2] == [MASK, os.getpid()]
+        show_alone(tmp_path)
+        assert shown() == [[MASK, os.getpid()]]
 
 
     def test_by_rule(shown, tmp_path):
-        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
-        assert shown()[0][:2] == [MASK, os.getpid()]
+        show_alone(tmp_path)
+        assert shown() == [[MASK, os.getpid()]]
+
+
+    def show_threads(rank, folder):
+        with open(f"{folder}/{rank}", "w") as file:
+            json.dump([os.getppid(), torch.get_num_threads()], file)
 
 
     def test_a_variable_that_torch_reads_when_it_is_imported(shown, tmp_path, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        mp.spawn(show, args=(str(tmp_path),), nprocs=1)
-        ((_, parent, threads),) = shown()
+        mp.spawn(show_threads, args=(str(tmp_path),), nprocs=1)
+        ((parent, threads),) = shown()
         assert threads == 1 and parent != os.getpid()
 
 
-    def show_many(rank, folder, connections):
-        show(rank, folder)
-
-
     def test_more_descriptors_than_the_server_takes(shown, tmp_path):
-        context = mp.get_context("spawn")
-        connections = [one for _ in range(130) for one in context.Pipe()]
-        process = context.Process(target=show_many, args=(0, str(tmp_path), connections))
-        process.start()
-        process.join()
-        assert shown()[0][1] == os.getpid() and process.exitcode == 0
+        connections = [one for _ in range(130) for one in CONTEXT.Pipe()]
+        show_alone(tmp_path, connections)
+        assert shown()[0][1] == os.getpid()
         for connection in connections:
             connection.close()
 
@@ -483,7 +561,7 @@ DEVICES = """
 
     def test_random_states():
         pytest.importorskip("numpy")
-        results = mp.get_context("spawn").SimpleQueue()
+        results = CONTEXT.SimpleQueue()
         mp.spawn(draw, args=(results,), nprocs=2)
         drawn = results.get(), results.get()
         assert len({*drawn[0], *drawn[1]}) == 4
@@ -530,6 +608,7 @@ def test_harnesses_have_their_verdicts(suite: BackgroundSuite, options: tuple[st
     run.expect(expected)
     if "kill" in ends:
         assert "process 1 terminated with signal SIGKILL" in run.failure("test_[spawns_a_partial-kill]")
+        assert "exit code -9" in run.failure("test_[decorated-kill]")
     if "fail" in ends:
         text = run.failure("test_[spawns_a_partial-fail]")
         assert "ProcessRaisedException" in text

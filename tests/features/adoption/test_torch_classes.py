@@ -287,6 +287,49 @@ class TestThreadsWithoutClass(FailingSetUpClass, Threads):
     def test_threads_of_no_class(self):
         pass
 """
+CONNECTING = """
+from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def note_end(request, rank):
+    yield
+    Path(f"{request.node.name}-{rank}").touch()
+
+
+class TestConnecting(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def connect(self):
+        "Make the group, to which rank 0 connects for a second longer than rank 1."
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        ended = Path(f"{self._testMethodName}-1")
+        until = time.monotonic() + 1
+        while self.rank == 0 and time.monotonic() < until:
+            assert not ended.exists(), "rank 1 has closed its group"
+            time.sleep(0.01)
+
+    def test_connecting_skip_code(self):
+        self.connect()
+        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+    def test_connecting_skip(self):
+        self.connect()
+        self.skipTest("not here")
+
+    def test_connecting_exit_0(self):
+        self.connect()
+        sys.exit(0)
+
+    def test_variables_of_the_session(self):
+        assert os.environ["WORLD_SIZE"] == "7" and "RANK" not in os.environ
+"""
+"""Rank 1 ends each test while rank 0 still connects to it: as in torch, it must not have closed its group then."""
 EXPECTED = {
     "test_processes_pass": "PASSED",
     "test_processes_fail": "FAILED",
@@ -352,18 +395,22 @@ def write_classes(suite: BackgroundSuite, **files: str) -> None:
     ],
 )
 def test_adopted_classes_have_the_verdicts_of_torch(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
-    write_classes(suite, processes=PROCESSES, continuous=CONTINUOUS, threads=THREADS)
-    run = suite.run(*options, CAUSES)
+    write_classes(suite, processes=PROCESSES, continuous=CONTINUOUS, threads=THREADS, connecting=CONNECTING)
+    # torch's own suite sets WORLD_SIZE for its files.
+    run = suite.start("-rs", *options, CAUSES, environment={"WORLD_SIZE": "7"}).finish()
     run.expect(
         {
             **EXPECTED,
             **{test: adopted for test, (_, adopted) in DIFFERENT.items()},
+            **dict.fromkeys(("test_connecting_skip_code", "test_connecting_skip"), "SKIPPED"),
+            **dict.fromkeys(("test_connecting_exit_0", "test_variables_of_the_session"), "PASSED"),
             "test_continuous_6_fail": "FAILED failed: AssertionError; rank 1",
             "test_continuous_exit": "FAILED failed: RuntimeError; ranks 0-1",
             "test_continuous_kill": "FAILED died: SIGKILL; rank 1",
             "test_continuous_hang": "FAILED hung: phase timeout; rank 1",
         }
     )
+    assert "Skipped due to odd world size." in run.text
     assert "LeftoverWarning: ranks 0-1 did not destroy" not in run.text
     if "-n" not in options:
         assert [(suite.path / name).read_text() for name in ("set up", "torn down")] == ["once " * 2] * 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,11 +141,17 @@ def test_calls_are_routed_to_their_targets(ends: Ends) -> None:
 
 def test_data_is_carried_although_its_sender_has_closed_the_connection_and_data_comes_for_it(ends: Ends) -> None:
     """So the pool retires a rank, which is ready at the same time."""
-    stopped = threading.Event()
+    waits, stopped = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        stopped.wait()
+
     with rank(ends, 0) as (here, there):
-        ends.driver.loop.call_soon_threadsafe(stopped.wait)
+        ends.driver.loop.call_soon_threadsafe(wait)
+        assert waits.wait(30)
         there.sendall(b"ready")
-        time.sleep(0.5)  # The data is there first when the loop of the driver goes on; no event shows that.
+        assert select.select([ends.driver._descriptor], [], [], 30)[0]  # Its loop finds the data when it goes on.
         here.sendall(b"end")
         here.close()
         stopped.set()

@@ -362,6 +362,7 @@ def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
 
 
 def test_an_invalid_cluster_address_is_a_usage_error(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write("test_it.py", TESTS)
     for value, text in (
         ("ray://a:10001", "must be ray or ray:HOST:PORT, got 'ray://a:10001': ray:// is the address of Ray's client"),

@@ -13,7 +13,7 @@ from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
 from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, MarkOwners, Marks, has_list, marks_in, read
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "marks.md"
 GIB = 1024**3
 KINDS = ", ".join(kinds())
 DEVICES_ARGUMENTS = "n, at_least, kind, memory, capability, name, share, near, fresh"
