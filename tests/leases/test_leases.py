@@ -375,20 +375,6 @@ async def test_a_lease_is_no_longer_wanted_when_the_other_session_does_not_wait_
             assert told == [lease] * number
 
 
-@in_loop
-async def test_two_sessions_that_need_each_others_devices_do_not_wait_for_each_other(folder: Path) -> None:
-    one, two = session(), session()
-    async with running(one, two):
-        held = [(leases, at_once(leases, devices(1))) for leases in (one, two, one, two)]
-        tasks = [await waiting(leases, devices(4)) for leases in (one, two)]
-        for leases, lease in held:
-            leases.give_back(lease)
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        [first] = done
-        (one, two)[tasks.index(first)].give_back(first.result())
-        await asyncio.gather(*tasks)
-
-
 @asynccontextmanager
 async def busy(leases: Leases, tests: int) -> AsyncIterator[None]:
     """Have a session always run or wait with this number of tests of one device each, in the block."""
