@@ -25,6 +25,8 @@ from itertools import count
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import _run_finalizers  # type: ignore[attr-defined]
+from time import sleep
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -51,7 +53,14 @@ if TYPE_CHECKING:
 
 _BOTTOM = re.compile(r'^ *File ".*multiprocessing.process\.py", line \d+ in run$', re.MULTILINE)
 """The frame by which multiprocessing calls the function of a process."""
+<<<<<<< HEAD
 _OF_RANK = ("RANK", "LOCAL_RANK")
+=======
+_PRIORITY_OF_POOLS = 15
+"""The priority of the finalizers of pools in multiprocessing. Its other finalizers have lower ones."""
+_TIME_OF_POOLS = 1
+"""Seconds in which a pool can end its idle workers, after the interrupt of the test that uses it."""
+>>>>>>> enemy
 
 
 class Spawning:
@@ -80,7 +89,10 @@ class Spawning:
     pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
     def pytest_unconfigure(self) -> None:
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and self._servers:
+            # End the pools that are left, before their workers are killed. An idle worker holds a lock: if it were
+            # killed, the end of its pool, which Python calls when this process exits, would wait for the lock forever.
+            _run_finalizers(_PRIORITY_OF_POOLS)
             for server in self._servers.values():
                 server.stop()
 
@@ -263,6 +275,7 @@ class _TimeLimit(threading.Timer):
             lines += [f"--- stack of {popen.name}, process {popen.pid} ---", stack]
         self.report = "\n".join(lines)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        sleep(_TIME_OF_POOLS)  # See `Spawning.pytest_unconfigure`.
         for popen in running.values():
             kill_tree(popen.pid)
 

@@ -428,6 +428,17 @@ HANGS = """
         results.get()
 
 
+    def test_pool():
+        with mp.get_context("spawn").Pool(3) as pool:
+            pool.map(first, [0])
+
+
+    def test_leaves_a_pool():
+        global POOL
+        POOL = mp.get_context("spawn").Pool(1)
+        assert POOL.map(abs, [-1]) == [1]
+
+
     @pytest.fixture(scope="module")
     def server():
         server = mp.get_context("spawn").Process(target=first, args=(0,), name="server")
@@ -621,14 +632,15 @@ def test_processes_that_hang_are_killed_and_their_stacks_shown(suite: Background
     suite.write("pytest.ini", INI + "accel_timeout = 4\n")
     suite.write("test_hangs.py", HANGS)
     run = suite.run()
-    passed = {"test_1_with_a_server": "PASSED", "test_2_with_a_server": "PASSED"}
-    run.expect({**dict.fromkeys(("test_spawn", "test_two", "test_queue"), "FAILED"), **passed})
+    passed = dict.fromkeys(("test_1_with_a_server", "test_2_with_a_server", "test_leaves_a_pool"), "PASSED")
+    run.expect({**dict.fromkeys(("test_spawn", "test_two", "test_queue", "test_pool"), "FAILED"), **passed})
     text = run.failure("test_spawn")
     assert "timed out after 4 s (--accel-timeout)" in text
     assert text.count("--- stack of SpawnProcess-") == 1
     assert re.search(r'test_hangs\.py", line \d+ in first\n.* in second\n.* in _wrap$', text, re.MULTILINE)
     assert run.failure("test_two").count(" in first") == 2
     assert run.failure("test_queue").count(" in first") == 1
+    assert run.failure("test_pool").count(" in first") == 1
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.long)])
