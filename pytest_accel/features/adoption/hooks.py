@@ -17,15 +17,16 @@ _PLUGIN = "accel-adoption"
 
 
 def pytest_accel_configure(session: AccelSession) -> None:
-    _register(session.config, Adoption(session.config, lambda: len(session.machine.session.devices)), session)
+    _register(session.config, session)
 
 
 def pytest_accel_configure_rank(config: pytest.Config) -> None:
-    _register(config, Adoption(config, None), None)
+    _register(config, None)
 
 
-def _register(config: pytest.Config, adoption: Adoption, session: AccelSession | None) -> None:
+def _register(config: pytest.Config, session: AccelSession | None) -> None:
     """Register the plugins of the feature; `session` is None in a rank."""
+    adoption = Adoption(config, None if session is None else lambda: len(session.machine.session.devices))
     config.pluginmanager.register(adoption, _PLUGIN)
     if adoption.harness and session is None:
         from pytest_accel.features.adoption.torch_harness import HarnessInRank

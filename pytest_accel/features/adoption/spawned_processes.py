@@ -25,14 +25,13 @@ from itertools import count
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.util import _run_finalizers  # type: ignore[attr-defined]
-from time import sleep
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
 from pytest_accel.compat.torch_variables import READ_AT_IMPORT
+from pytest_accel.core.clock import GRACE
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.processes import kill_tree
@@ -44,23 +43,14 @@ from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.features.adoption import spawn_server
 from pytest_accel.features.adoption.suite_adoption import may_adopt
 from pytest_accel.forkserver.preload import TORCH_MODULES, used_runtime
-from pytest_accel.messages.world_spec import LOOPBACK
+from pytest_accel.messages.world_spec import LOOPBACK, WorldSpec
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
-    from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.session import AccelSession
 
 _BOTTOM = re.compile(r'^ *File ".*multiprocessing.process\.py", line \d+ in run$', re.MULTILINE)
 """The frame by which multiprocessing calls the function of a process."""
-<<<<<<< HEAD
-_OF_RANK = ("RANK", "LOCAL_RANK")
-=======
-_PRIORITY_OF_POOLS = 15
-"""The priority of the finalizers of pools in multiprocessing. Its other finalizers have lower ones."""
-_TIME_OF_POOLS = 1
-"""Seconds in which a pool can end its idle workers, after the interrupt of the test that uses it."""
->>>>>>> enemy
 
 
 class Spawning:
@@ -90,9 +80,9 @@ class Spawning:
 
     def pytest_unconfigure(self) -> None:
         if os.getpid() == self._pid and self._servers:
-            # End the pools that are left, before their workers are killed. An idle worker holds a lock: if it were
-            # killed, the end of its pool, which Python calls when this process exits, would wait for the lock forever.
-            _run_finalizers(_PRIORITY_OF_POOLS)
+            # End the pools that are left (their finalizers have this priority) before their workers are killed: an idle
+            # worker holds a lock, for which the end of its pool, when this process exits, would wait forever.
+            util._run_finalizers(15)  # type: ignore[attr-defined]
             for server in self._servers.values():
                 server.stop()
 
@@ -163,10 +153,11 @@ class Spawning:
         machine, kind = self._session.machine, self._session.machine.session_kind
         with socket.create_server((LOOPBACK, 0)) as free:
             port = str(free.getsockname()[1])
-        given: dict[str, Any] = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": str(nprocs)}
+        size, own = str(nprocs), {"RANK": "0", "LOCAL_RANK": "0"}
+        given: dict[str, Any] = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": size, **own}
         # A test may set some and need the others to be missing: Accelerate takes LOCAL_RANK for a distributed run.
-        of_rank = _OF_RANK if os.environ.keys().isdisjoint((*given, *_OF_RANK)) else ()
-        given = {**(given if of_rank else {}), **os.environ}
+        are_ours = os.environ.keys().isdisjoint(given)
+        given = {**(given if are_ours else {}), **os.environ}
         # Processes may share tensors of a runtime that is in use, which name its devices by the mask of this process.
         if kind not in (None, "none", "cpu") and not machine.is_cluster and used_runtime() is None:
             # A second lease beside the first could make two tests wait for each other.
@@ -178,7 +169,7 @@ class Spawning:
         ranks, start = count(), BaseProcess.start
 
         def begin(process: BaseProcess) -> None:
-            os.environ.update(dict.fromkeys(of_rank, str(next(ranks))))
+            os.environ.update(dict.fromkeys(own if are_ours else (), str(next(ranks))))
             start(process)
 
         try:
@@ -275,7 +266,7 @@ class _TimeLimit(threading.Timer):
             lines += [f"--- stack of {popen.name}, process {popen.pid} ---", stack]
         self.report = "\n".join(lines)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        sleep(_TIME_OF_POOLS)  # See `Spawning.pytest_unconfigure`.
+        self.finished.wait(GRACE)  # `end` sets it when the test has left its pools: see `pytest_unconfigure`.
         for popen in running.values():
             kill_tree(popen.pid)
 

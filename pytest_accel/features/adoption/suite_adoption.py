@@ -69,11 +69,8 @@ def parse_rule(line: str) -> Rule:
     except marks.MarkError as error:
         raise ValueError(f"{line!r}: {error}") from None
     except (SyntaxError, ValueError, TypeError):
-        form = (
-            f"PATTERN: devices(...), PATTERN: distributed(...) or PATTERN: {ADOPT}(False), with a space after the "
-            "colon and literal arguments"
-        )
-        raise ValueError(f"{line!r}: must be {form}") from None
+        form = f"PATTERN: devices(...), PATTERN: distributed(...) or PATTERN: {ADOPT}(False)"
+        raise ValueError(f"{line!r}: must be {form}, with a space after the colon and literal arguments") from None
     return Rule(line, pattern.removesuffix("/"), decorator.with_args(**marks.as_keywords(mark).kwargs))
 
 
