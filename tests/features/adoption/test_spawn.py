@@ -463,7 +463,8 @@ DEVICES = """
     import sys
 
     import pytest
-    from tests.lazy_torch import mp, torch
+    import torch
+    import torch.multiprocessing as mp
 
     CONTEXT = multiprocessing.get_context("spawn")
     MASK = os.environ.get("SIM_VISIBLE_DEVICES", "")  # A worker of xdist has one.
