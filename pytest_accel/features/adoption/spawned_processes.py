@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, update_wrapper
-from itertools import count
-from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize, _run_finalizers, close_fds  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -80,9 +80,8 @@ class Spawning:
 
     def pytest_unconfigure(self) -> None:
         if os.getpid() == self._pid and self._servers:
-            # End the pools that are left (their finalizers have this priority) before their workers are killed: an idle
-            # worker holds a lock, for which the end of its pool, when this process exits, would wait forever.
-            util._run_finalizers(15)  # type: ignore[attr-defined]
+            # Pools end first (this priority is theirs): an idle worker that is killed keeps a lock that this needs.
+            _run_finalizers(15)
             for server in self._servers.values():
                 server.stop()
 
@@ -140,12 +139,9 @@ class Spawning:
 
     def _server(self) -> _Server:
         early = {name: value for name, value in os.environ.items() if name in READ_AT_IMPORT or name[:6] == "PYTHON"}
-        settings = "torch" in sys.modules, spawn.get_executable(), *sorted(early.items())
-        if settings not in self._servers:
-            preload = self._settings.preload
-            modules = () if preload == "none" else (*preload, *(TORCH_MODULES if "torch" in sys.modules else ()))
-            self._servers[settings] = _Server(modules)
-        return self._servers[settings]
+        preload, has_torch = self._settings.preload, "torch" in sys.modules
+        modules = () if preload == "none" else (*preload, *(TORCH_MODULES if has_torch else ()))
+        return self._servers.setdefault((has_torch, spawn.get_executable(), *sorted(early.items())), _Server(modules))
 
     def _spawn(self, original: Any, item: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any) -> Any:
         """Call torch's function with the variables of torchrun and a mask of `nprocs` leased devices, all if fewer."""
@@ -166,7 +162,7 @@ class Spawning:
                 self._lease = self._session.lease(key, item.nodeid)
             given |= {} if self._lease is None else machine.vendor(kind).mask(self._lease.devices, os.environ)
         given = {name: value for name, value in given.items() if value is not None}
-        ranks, start = count(), BaseProcess.start
+        ranks, start = iter(range(nprocs)), BaseProcess.start
 
         def begin(process: BaseProcess) -> None:
             os.environ.update(dict.fromkeys(own if are_ours else (), str(next(ranks))))
@@ -229,8 +225,7 @@ class _Popen(popen_forkserver.Popen):
             context.set_spawning_popen(None)
         self.sentinel, write = self._server.connect_to_new_process(self._fds)
         # The process learns by this descriptor that its parent has exited.
-        open_ones = os.dup(write), self.sentinel, self.stacks
-        self.finalizer = util.Finalize(self, util.close_fds, open_ones)  # type: ignore[attr-defined]
+        self.finalizer = Finalize(self, close_fds, (os.dup(write), self.sentinel, self.stacks))
         with open(write, "wb") as file:
             file.write(buffer.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
