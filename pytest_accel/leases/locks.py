@@ -75,7 +75,7 @@ class SessionLocks:
         return iter(self._all("lock"))
 
     def _all(self, kind: str) -> list[str]:
-        """Return the devices of which this session has this kind of lock."""
+        """Return the devices for which this session has a lock of this kind."""
         return [device for device, what in self._held if what == kind]
 
     def _take(self, device: str, kind: str) -> bool:
