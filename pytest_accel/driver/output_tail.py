@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -84,11 +84,14 @@ class OutputTail:
                 self._show(text)
         return any(len(data) == CHUNK for data in found.values())
 
-    def drain(self) -> None:
-        """Pass on all that the ranks have written, with the lines that have no end. A rank may go on writing."""
+    def drain(self, ended: Collection[int]) -> None:
+        """Pass on all that the ranks have written, with the unfinished lines of the ranks that have `ended` the test.
+
+        The other ranks may be in a later phase already, and may go on writing.
+        """
         deadline = monotonic() + _LONGEST_DRAIN
         while self.show() and monotonic() < deadline:
             pass
-        for text in self._ranks.values():
-            if rest := text.end():
+        for rank in ended:
+            if rest := self._ranks[rank].end():
                 self._show(rest)

@@ -246,7 +246,7 @@ class World:
         if not all(rank.finished for rank in self._ranks):  # Nearly all waits have ended with that of the setup.
             self._wait(when, limit)
         if self._tail is not None:
-            self._tail.drain()
+            self._tail.drain([rank.rank for rank in self._ranks if rank.finished or rank.end])
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         ranks = zip(self._ranks, outcomes, strict=True)
         self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
@@ -384,7 +384,7 @@ class World:
             stack.callback(self._release)
             stack.callback(self.monitor.close)
             if self._tail is not None:
-                stack.callback(self._tail.drain)
+                stack.callback(self._tail.drain, range(len(self._ranks)))
 
     def _release(self) -> None:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
