@@ -97,7 +97,7 @@ class SessionPool:
 
         def here(reports: StarterReports) -> LocalStarter:
             waits = settings.busy == "wait"
-            leases = Leases(own_machine, own_machine.slots, reports.wanted, reports.lost, waits_for_busy=waits)
+            leases = Leases(own_machine, own_machine.slots, reports.wanted, waits_for_busy=waits)
             return LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
 
         def jobs(here: LocalStarter, reports: StarterReports) -> Starter[Any]:

@@ -38,7 +38,7 @@ _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, even if others wait."""
 _LOOKS_PER_CHECK = 5
-"""Number of looks after which one look also checks that the lock files of this session are in their places."""
+"""Number of looks after which one look also checks that the leases of this session are still possible."""
 _LONGEST_LIST = 200
 """Maximum characters of the names of devices in a line about a wait: there are many memory parts."""
 
@@ -77,7 +77,7 @@ class HeldLease:
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors of the locks of the devices, for the processes that use these."""
         locks = self.locks
-        return () if locks is None else tuple(locks.descriptor(one) for one in self.ids if one in locks)
+        return () if locks is None else tuple(map(locks.descriptor, self.ids))
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -122,21 +122,18 @@ class Leases:
         machine: Machine,
         slots: int,
         on_wanted: Callable[[Any], object],
-        on_lost: Callable[[Any, str], object],
         *,
         waits_for_busy: bool,
     ) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
         ``on_wanted(lease)`` is called after `HeldLease.wanted` has become True, as soon as `take` has returned the
-        lease: a holder that only keeps it for later use should give it back; a running test goes on.
-        ``on_lost(lease, why)`` is called when the lock file of a device was deleted: another session may use the
-        device. Both get the owner of the lease instead, if it has one, and may call any method.
+        lease: a holder that only keeps it for later use should give it back; a running test goes on. It gets the owner
+        of the lease instead, if it has one, and may call any method.
         """
         self.machine = machine
         self._slots = self._free_slots = slots
         self._on_wanted = on_wanted
-        self._on_lost = on_lost
         self._waits_for_busy = waits_for_busy
         self._kinds: dict[str, _Kind] = {}
         self._locks: dict[Path, SessionLocks] = {}
@@ -276,13 +273,17 @@ class Leases:
         ]
 
     async def run(self) -> None:
-        """Poll the wishes of other sessions, which send no notices, and check this session's locks, while it lives."""
+        """Poll the wishes of other sessions, which send no notices, and check this session's locks, while it lives.
+
+        Raise :class:`~pytest_accel.leases.shared_folder.LockFolderError` once a lock is lost: the ranks must end.
+        """
         for number in count():
             await sleep(_LOOK)
             all_locks = self._locks.values()
             self._wished = {one for locks in all_locks for one in locks if locks.is_wished_elsewhere(one)}
             if number % _LOOKS_PER_CHECK == 0:
-                self._check_locks()
+                for locks in all_locks:
+                    locks.check()
                 for wait in self._open_requests():
                     try:
                         self._check_available(wait.demand, wait.need, wait.only)
@@ -374,7 +375,7 @@ class Leases:
     def _lock(self, device: str) -> bool:
         """Lock a device unless it is locked, and return success: False if it must not or cannot be locked now."""
         kind = self._devices[device][1]
-        if self._free[device] < WHOLE and (kind.locks is None or device in kind.locks):
+        if self._free[device] < WHOLE:
             return True  # Other parts of it are leased.
         if kind.refuses(device) is not None:
             return False
@@ -392,14 +393,8 @@ class Leases:
         """Unlock the `devices` that no lease has."""
         for device in devices:
             locks = self._devices[device][1].locks
-            if locks is not None and device in locks and self._free[device] == WHOLE:
+            if locks is not None and self._free[device] == WHOLE:
                 locks.unlock(device)
-
-    def _check_locks(self) -> None:
-        for locks in self._locks.values():
-            for device, why in locks.drop_lost().items():
-                for lease in [one for one in self._leases.values() if device in one.granted.devices]:
-                    self._on_lost(lease.owner or lease, why)
 
     # Reactions to a change
 

@@ -68,9 +68,6 @@ class SessionLocks:
         """The descriptor of each locked file, by device and kind of lock."""
         _INSTANCES.add(self)
 
-    def __contains__(self, device: object) -> bool:
-        return (device, "lock") in self._held
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._all("lock"))
 
@@ -110,9 +107,8 @@ class SessionLocks:
         self._drop("lock", [device])
 
     def describe(self, device: str, holder: Holder) -> None:
-        """Tell people who holds a device; no-op if this session has not locked it, since its lock was lost."""
-        if device in self:
-            _describe(self.descriptor(device), encode(holder))
+        """Tell people who holds a device that this session has locked."""
+        _describe(self.descriptor(device), encode(holder))
 
     def wish(self, wishes: Mapping[str, Holder]) -> None:
         """Wish for these devices and no others; the values are for people. Call this again while a wish is missing.
@@ -154,18 +150,16 @@ class SessionLocks:
                     close(descriptor)
         return False
 
-    def drop_lost(self) -> dict[str, str]:
-        """Give up the devices whose lock files were deleted, moved or replaced; return each with the reason.
+    def check(self) -> None:
+        """Raise :class:`LockFolderError` if the lock file of a locked device was deleted, moved or replaced.
 
-        Another session may have locked a new file. To create and lock a new file here was rejected: this would continue
-        the test only if no other session was faster.
+        Another session may have locked a new file, and use the device. To create and lock a new file here was rejected:
+        this would help only if no other session was faster.
         """
-        lost: dict[str, str] = {}
         for device in self:
             if not _is_in_place(self.descriptor(device), path := lock_path(self.folder, device)):
-                self.unlock(device)
-                lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {path}"
-        return lost
+                why = f"the lock of {device} was lost, since its lock file was deleted or moved: {path}"
+                raise LockFolderError(f"{why}; this session ends its ranks, because another session may use the device")
 
     def close(self) -> None:
         """Give everything up. The object can be used again."""

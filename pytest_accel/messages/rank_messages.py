@@ -293,8 +293,6 @@ class ExitCause(Enum):
     """The machine of the process is lost; what happened to the process is unknown."""
     JOB_ENDED = "job ended"
     """The MPI job of the process ended."""
-    LOCK_LOST = "lock lost"
-    """This session killed the process, since another session may have its devices."""
 
 
 class RankExit(NamedTuple):

@@ -163,6 +163,8 @@ class Pool:
         """Terminate all worlds, because a callback or task in the pool's loop has raised an unexpected error."""
         error = context.get("exception") or RuntimeError(context.get("message"))
         why = f"the pool has ended with an error:\n{''.join(format_exception(error)).rstrip()}"
+        if isinstance(error, PlaceError):  # A lock was lost.
+            why = str(error)
         if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
             why = f"/proc cannot be read: ranks cannot be started without it\n{why}"
         self.broken_by(why)

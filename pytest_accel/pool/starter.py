@@ -40,9 +40,6 @@ class StarterReports(Protocol):
     def wanted(self, taken: Taken) -> None:
         """Note that another request waits for `taken`; `Taken.wanted` is set."""
 
-    def lost(self, taken: Taken, why: str) -> None:
-        """Note that the ranks of a world must not use `taken` any more."""
-
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """Note that the fork server `server` of `starter` has ended, and all its ranks with it.
 

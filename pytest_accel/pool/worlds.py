@@ -144,8 +144,6 @@ class PooledWorld:
         """The exit status of each rank that has ended."""
         self.since = monotonic()
         """Time of the last change of `state`."""
-        self.forced_exit: RankExit | None = None
-        """The exit to record for each rank that ends from now on; None to record the rank's own exit."""
 
     @property
     def wanted(self) -> bool:
@@ -181,9 +179,9 @@ class PooledWorld:
     def rank_exited(self, rank: int, end: RankExit) -> None:
         """Record the exit of a rank, and report it to the driver; no-op if an exit of the rank is recorded."""
         if rank not in self.exits:
-            self.exits[rank] = self.forced_exit or end
+            self.exits[rank] = end
             if self.request is not None:
-                self.request.driver.handle(RankExited(self.spec.world, rank, self.exits[rank]))
+                self.request.driver.handle(RankExited(self.spec.world, rank, end))
 
 
 class PoolSummary:
@@ -370,28 +368,15 @@ class Worlds(dict[int, PooledWorld]):
             if world.state is state:
                 yield world
 
-    def _world_with(self, taken: Taken) -> PooledWorld | None:
-        return next((world for world in self.values() if world.taken is taken), None)
-
     # Called by starters
 
     def wanted(self, taken: Taken) -> None:
         """Retire the world that has `taken` if it is idle, or notify the driver that uses the world."""
-        world = self._world_with(taken)
+        world = next((world for world in self.values() if world.taken is taken), None)
         if world is not None and world.state is WorldState.IDLE:
             self.retire(world, WANTED)
         elif world is not None and world.request is not None and world.state is WorldState.IN_USE:
             world.request.driver.handle(WorldWanted(world.spec.world))
-
-    def lost(self, taken: Taken, why: str) -> None:
-        """Kill the world whose ranks must not use `taken` any more."""
-        world = self._world_with(taken)
-        if world is not None and world.state is not WorldState.KILLED:
-            if world.state is WorldState.IN_USE:
-                # A test that uses the devices in its driver's process goes on, so the session has to fail.
-                self.summary.errors.append(why)
-            world.forced_exit = RankExit(ExitCause.LOCK_LOST)
-            self.kill(world, why)
 
     def report(self, message: ServerReport) -> None:
         """Handle a report of a fork server."""

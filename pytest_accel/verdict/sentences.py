@@ -61,10 +61,7 @@ _EXITS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
     ExitCause.MACHINE_LOST: "lost with the machine",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
-    ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }
-_PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
-"""The causes whose text needs ``was`` or ``were`` in a sentence: ``was lost with the machine``."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
 _SILENT = "not respond to signals"
@@ -86,7 +83,7 @@ def describe_exit(end: RankExit, be: str = "") -> str:
     """
     be = f"{be} " if be else ""
     if end.cause in _EXITS:
-        text = f"{be if end.cause in _PASSIVE else ''}{_EXITS[end.cause]}"
+        text = f"{be if end.cause is ExitCause.MACHINE_LOST else ''}{_EXITS[end.cause]}"
         return f"{text} {end.about}" if end.about else text
     assert end.status is not None
     text = f"exited with status {end.status}" if end.status >= 0 else f"{be}killed by {signal_name(-end.status)}"

@@ -28,7 +28,6 @@ def session(
     *,
     slots: int = 4,
     on_wanted: Callable[[HeldLease], None] = lambda lease: None,
-    on_lost: Callable[[HeldLease, str], None] = lambda lease, why: None,
 ) -> Leases:
     """Return the leases of a session with the devices `accel`. Its lock folder is that of the environment."""
-    return Leases(Machine(parse_kind(accel)), slots, on_wanted, on_lost, waits_for_busy=False)
+    return Leases(Machine(parse_kind(accel)), slots, on_wanted, waits_for_busy=False)

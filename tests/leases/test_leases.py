@@ -267,7 +267,7 @@ async def test_a_request_fails_if_a_device_breaks_that_it_needs_also_while_it_wa
     machine = Machine(parse_kind("sim:2"))
     ill = {"sim-0": Health("sick", "it has broken memory"), "sim-1": Health()}
     vars(machine.vendor("sim"))["health"] = lambda devices, session: ill
-    one = Leases(machine, 4, print, print, waits_for_busy=False)
+    one = Leases(machine, 4, print, waits_for_busy=False)
     async with running(one):
         lease = at_once(one, devices(1))
         task = await waiting(one, devices(2))
@@ -410,21 +410,12 @@ async def test_a_session_does_not_starve_beside_one_that_always_waits(folder: Pa
 
 
 @in_loop
-async def test_a_lease_whose_lock_is_lost_is_reported(folder: Path) -> None:
-    lost: list[tuple[HeldLease, str]] = []
-    one = session(on_lost=lambda lease, why: lost.append((lease, why)))
-    async with running(one):
-        pair, single = at_once(one, devices(2)), at_once(one, devices(1))
+async def test_a_lost_lock_is_an_error_of_the_session(folder: Path) -> None:
+    with contextlib.closing(session()) as one:
+        at_once(one, devices(2))
         lock_path(folder, "sim-1").unlink()
-        while not lost:
-            await asyncio.sleep(0.001)
-        [(lease, why)] = lost
-        assert lease is pair
-        assert "the lock of sim-1 was lost, since its lock file was deleted or moved" in why
-        assert (len(pair.descriptors), len(single.descriptors)) == (1, 1)
-        one.give_back(pair)
-        with contextlib.closing(SessionLocks(folder)) as others:
-            assert [others.lock(f"sim-{number}") for number in range(3)] == [True, True, False]
+        with pytest.raises(LockFolderError, match="the lock of sim-1 was lost, since its lock file was deleted"):
+            await one.run()
 
 
 @in_loop

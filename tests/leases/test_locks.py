@@ -248,19 +248,19 @@ def test_a_deleted_lock_file_allows_no_second_lock(folder: Path, make: Make) -> 
     assert not one.lock("GPU-1")
 
 
-def test_a_device_whose_lock_file_is_deleted_or_moved_is_given_up(folder: Path, make: Make) -> None:
-    one, two = make(), make()
-    for device in ("GPU-1", "GPU-2", "GPU-3"):
+def test_a_lock_file_that_is_deleted_or_moved_is_an_error(folder: Path, make: Make) -> None:
+    one = make()
+    for device in ("GPU-1", "GPU-2"):
         assert one.lock(device)
-    assert one.drop_lost() == {}
-    lock_path(folder, "GPU-1").unlink()
-    lock_path(folder, "GPU-2").rename(folder / "moved")
-    path = lock_path(folder, "GPU-1")
-    lost = one.drop_lost()
-    assert list(lost) == ["GPU-1", "GPU-2"]
-    assert lost["GPU-1"] == f"the lock of GPU-1 was lost, since its lock file was deleted or moved: {path}"
-    assert one.drop_lost() == {}
-    assert [two.lock(device) for device in ("GPU-1", "GPU-2", "GPU-3")] == [True, True, False]
+    one.check()
+    path = lock_path(folder, "GPU-2")
+    for change in (path.unlink, lambda: path.rename(folder / "moved")):
+        change()
+        with pytest.raises(LockFolderError, match=f"the lock of GPU-2 was lost, since .* deleted or moved: {path};"):
+            one.check()
+        one.unlock("GPU-2")
+        one.check()
+        assert one.lock("GPU-2")
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
@@ -320,8 +320,9 @@ def as_another_user(script: str, folder: Path) -> str:
 
 TAKE = """
 locks = SessionLocks(folder)
-print(who_holds(folder, "GPU-1"), locks.lock("GPU-1"), locks.is_wished_elsewhere("GPU-1"))
-locks.describe("GPU-1", Holder.here("theirs"))
+print(who_holds(folder, "GPU-1"), got := locks.lock("GPU-1"), locks.is_wished_elsewhere("GPU-1"))
+if got:
+    locks.describe("GPU-1", Holder.here("theirs"))
 locks.wish({"GPU-1": Holder.here("theirs")})
 locks.close()
 """

@@ -64,7 +64,6 @@ OUTCOMES = {
     "is killed by SIGTERM": ended(-signal.SIGTERM),
     "is killed for its memory": ended(-signal.SIGKILL, cause=ExitCause.OUT_OF_MEMORY),
     "is killed with its server": ended(None, cause=ExitCause.SERVER_ENDED),
-    "is killed with its lock": ended(-signal.SIGKILL, cause=ExitCause.LOCK_LOST),
     "is killed with its job": ended(-signal.SIGKILL, cause=ExitCause.JOB_ENDED),
     "is lost": ended(None, cause=ExitCause.MACHINE_LOST),
     "ends unknown": RankOutcome(1, "died", 1.0),

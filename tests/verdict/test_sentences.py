@@ -60,10 +60,6 @@ def test_consecutive_ranks_are_written_as_a_range(ranks: list[int], text: str) -
             RankExit(ExitCause.JOB_ENDED),
             "ended with its MPI job, since a rank has called MPI_Abort or has died",
         ),
-        (
-            RankExit(ExitCause.LOCK_LOST),
-            "{}killed by this session: the lock of its devices was lost, and another session may use them",
-        ),
     ],
 )
 def test_the_end_of_a_rank(end: RankExit, text: str) -> None:

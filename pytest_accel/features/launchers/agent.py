@@ -236,7 +236,7 @@ class _Agent:
         """Return the leases, of the devices that the first settings describe."""
         if self._leases is None:
             machine, waits = machine_for(settings), settings.busy == "wait"
-            self._leases = Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
+            self._leases = Leases(machine, 0, self._wanted, waits_for_busy=waits)
             self._tasks.add(loop_tasks.start(self._leases.run()))
         return self._leases
 
@@ -266,9 +266,6 @@ class _Agent:
 
     def _wanted(self, call: Connection) -> None:
         _send(call, LeaseReply(wanted=True))
-
-    def _lost(self, call: Connection, why: str) -> None:
-        self._finish(why)  # The ranks end with this process.
 
 
 def _send(call: Connection, message: LeaseReply) -> None:
