@@ -56,8 +56,8 @@ LAST_PLACE_SIZE = 1024
 def create() -> str:
     """Create and claim a folder for a session, whose path is short enough for sockets, and return its path.
 
-    If other users can write to every temporary folder, they can replace the new folder. The sockets are protected even
-    then (`unix_sockets`).
+    The folder is in the temporary folder if no other user can replace folders there, else in ``/tmp``. If that is not
+    sticky either, the machine protects no program's temporary files.
     """
     directory = _create()
     claim(directory)

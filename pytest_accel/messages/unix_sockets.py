@@ -1,40 +1,31 @@
-"""Unix sockets between processes of one user, with a check of the user at the other end of every connection.
+"""Unix sockets between processes of one user.
 
-The path of a socket does not identify its owner: anybody who may write to one of its parent folders can replace the
-socket. The kernel reports the user at the other end (unix(7): SO_PEERCRED; on other systems than Linux getpeereid(3),
-which was not tried).
+Their paths are in folders that only this user can enter, and that no other user can replace (`core/session_folder.py`):
+so whoever listens or connects there is this user, or root.
 
 File descriptors are passed from one process to another after a message on their connection (unix(7)).
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import sys
 from _socket import socket as _Plain
 from _socket import socketpair
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from errno import EMFILE
 from math import ceil
 from multiprocessing.connection import Connection as _Connection
-from os import close, geteuid, set_inheritable, strerror
+from os import close, set_inheritable, strerror
 from select import POLLIN, poll
 from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, recv_fds, send_fds, socket
-from struct import Struct, pack
+from struct import pack
 
 from pytest_accel.core.signals import without_sigpipe
 
-if sys.platform == "linux":
-    from socket import SO_PEERCRED
-
-_CREDENTIALS = Struct("=iII")
-"""Pid, user id and group id."""
 _accept = socket._accept  # type: ignore[attr-defined]
 # The methods of the base class in C. A suite that guards its network replaces the methods of `socket.socket`.
 _bind, _listen, _connect, _setblocking = _Plain.bind, _Plain.listen, _Plain.connect, _Plain.setblocking
-_getsockopt, _setsockopt = _Plain.getsockopt, _Plain.setsockopt
+_setsockopt = _Plain.setsockopt
 WRITE_TIMEOUT = 30
 """Seconds that a write may wait for the process at the other end, which is stopped or hangs if it does not read."""
 
@@ -72,7 +63,7 @@ def listen(path: str, backlog: int) -> socket:
 def connect(path: str, *, limited: bool = False) -> socket:
     """Return a connection to `path`, with a limit on writes if `limited` (:func:`limit_writes`).
 
-    Raise PermissionError if another user listens there, and OSError if no process does.
+    Raise PermissionError if the path is another user's, and OSError if no process listens there.
     """
     connection = socket(AF_UNIX)
     try:
@@ -80,9 +71,6 @@ def connect(path: str, *, limited: bool = False) -> socket:
         if limited:
             limit_writes(connection)
         _connect(connection, path)
-        uid = peer_uid(connection)
-        if not _trusted(uid):
-            raise PermissionError(errno.EPERM, f"user {uid} listens there instead of user {geteuid()}", path)
     except BaseException:
         connection.close()
         raise
@@ -112,17 +100,13 @@ def limit_reads(connection: socket, seconds: int) -> None:
 
 
 def accept(listener: socket) -> socket:
-    """Wait for a connection from a process of this user, and return it; connections of other users are closed.
+    """Wait for a connection, and return it.
 
     Tests may replace `socket.socket` and set a default timeout; `listener.accept()` would use both.
     """
-    while True:
-        connection = socket(fileno=_accept(listener)[0])
-        _setblocking(connection, True)
-        with suppress(OSError):  # Some systems raise it if the connection is already closed.
-            if _trusted(peer_uid(connection)):
-                return connection
-        connection.close()
+    connection = socket(fileno=_accept(listener)[0])
+    _setblocking(connection, True)
+    return connection
 
 
 def is_readable(descriptor: int, timeout: float = 0.0) -> bool:
@@ -140,24 +124,6 @@ def has_ended(descriptor: int) -> bool:
     waiting = poll()
     waiting.register(descriptor, 0)  # poll() always reports the end.
     return bool(waiting.poll(0))
-
-
-def peer_uid(connection: socket) -> int:
-    """Return the user id of the process at the other end of `connection`."""
-    if sys.platform == "linux":
-        credentials = _getsockopt(connection, SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size)
-        uid: int = _CREDENTIALS.unpack(credentials)[1]
-    else:
-        found, group = ctypes.c_uint32(), ctypes.c_uint32()
-        if ctypes.CDLL(None, use_errno=True).getpeereid(connection.fileno(), ctypes.byref(found), ctypes.byref(group)):
-            raise OSError(ctypes.get_errno(), "the user of the other end is unknown")
-        uid = found.value
-    return uid
-
-
-def _trusted(uid: int) -> bool:
-    # Root controls this process anyway, and a test that gives up root's rights still has a driver that is root.
-    return uid in (geteuid(), 0)
 
 
 MOST_AT_ONCE = 200

@@ -1,4 +1,4 @@
-"""Tests of the protection of Unix sockets against another user of the machine. They need root to become that user."""
+"""Tests of Unix sockets, and of their folders' protection against another user. They need root to become that user."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +21,6 @@ from pytest_accel.messages import unix_sockets
 from tests.other_user import NEEDS_ROOT, OTHER_USER, run_as_other_user
 
 pytestmark = NEEDS_ROOT
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    """Return the next line that `process` writes."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 @pytest.fixture
@@ -62,17 +54,6 @@ def hello(rank: int) -> Hello:
     return Hello(rank, os.getpid(), {})
 
 
-_LISTEN = """
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
-listener.listen()
-os.chmod(sys.argv[1], 0o777)
-print("listening", flush=True)
-call, _ = listener.accept()
-print(len(call.recv(1 << 16)), flush=True)
-"""
-
-
 def test_connections_ignore_the_default_socket_timeout(tmp_path: Path) -> None:
     before = socket.getdefaulttimeout()
     with unix_sockets.listen(str(tmp_path / "a.sock"), 1) as listener:
@@ -86,42 +67,6 @@ def test_connections_ignore_the_default_socket_timeout(tmp_path: Path) -> None:
                 assert os.get_blocking(accepted.fileno())
         finally:
             socket.setdefaulttimeout(before)
-
-
-def test_a_socket_of_another_user_receives_nothing(common: Path) -> None:
-    path = str(common / "rank.sock")
-    with run_as_other_user(_LISTEN, path) as other:
-        assert read_line(other) == "listening"
-        with pytest.raises(PermissionError, match=f"user {OTHER_USER} listens there instead of user 0"):
-            unix_sockets.connect(path)
-        assert read_line(other) == "0"
-
-
-_CALL = """
-with socket.socket(socket.AF_UNIX) as call:
-    call.connect(sys.argv[1])
-    try:
-        call.sendall(b"stream\\n")
-        print(len(call.recv(64)), flush=True)
-    except OSError:
-        print(0, flush=True)
-"""
-
-
-def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
-    path = str(common / "rank.sock")
-    found: list[socket.socket] = []
-    with unix_sockets.listen(path, 8) as listener:
-        os.chmod(path, 0o777)
-        thread = threading.Thread(target=lambda: found.append(unix_sockets.accept(listener)))
-        thread.start()
-        with run_as_other_user(_CALL, path) as other:
-            assert read_line(other) == "0"
-        with unix_sockets.connect(path) as connection:
-            thread.join()
-            connection.sendall(b"own")
-            with found[0] as accepted:
-                assert accepted.recv(64) == b"own"
 
 
 def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporary: Path) -> None:
