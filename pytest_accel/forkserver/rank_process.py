@@ -12,12 +12,12 @@ import logging
 import multiprocessing
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
 from multiprocessing import process, resource_tracker, util
-from os import _exit, close, environ, execve, fork, getpid, kill, set_inheritable, setsid
+from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
 from signal import SIG_IGN, SIGKILL, set_wakeup_fd, signal
 from traceback import print_exc
 from typing import NoReturn
@@ -32,18 +32,11 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import Role, WorldSpec
 
 
-def fork_rank(
-    session: SessionSpec,
-    role: Role,
-    roles: Collection[Role],
-    *,
-    leave_server: Callable[[], None],
-    own_group: bool,
-) -> int:
+def fork_rank(session: SessionSpec, role: Role, *, leave_server: Callable[[], None], own_group: bool) -> int:
     """Fork a process, which becomes the rank with this `role`; return its pid.
 
-    The child closes the sockets of the other `roles`, and calls ``leave_server()`` to drop all that only the server
-    uses. If `own_group` is False, the child stays in the server's process group.
+    The child calls ``leave_server()`` to drop all that only the server uses. If `own_group` is False, the child stays
+    in the server's process group.
     """
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).
@@ -58,10 +51,6 @@ def fork_rank(
             _disown_exit_functions()
             set_wakeup_fd(-1)
             leave_server()
-            for other in roles:
-                if other is not role:
-                    for descriptor in {*_descriptors(other)} - {*_descriptors(role)}:
-                        close(descriptor)
             if own_group:
                 setsid()
             variables = _variables(session, role.spec, role.rank)

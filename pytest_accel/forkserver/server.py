@@ -9,7 +9,6 @@ session's folder.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.machinery
 import os
@@ -19,7 +18,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -58,7 +57,6 @@ from pytest_accel.forkserver.server_messages import (
 )
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import RETIRED, exited
-from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of, loopback_interface
@@ -139,13 +137,13 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
 
 def _receive(connection: int, parent: int) -> list[int] | None:
     """Return the two descriptors that arrive on the socket `connection`; None if it is closed, or `parent` exits."""
-    with Connection(connection) as waiting, contextlib.ExitStack() as stack:
+    with Connection(connection) as waiting, ExitStack() as stack:
         watched = [connection]
         if (end := processes.end_of(parent)) is not None:  # As in `ForkedWorlds`, EOF is not enough.
             stack.callback(os.close, end)
             watched.append(end)
         if connection in wait(watched):
-            with contextlib.suppress(EOFError):
+            with suppress(EOFError):
                 return unix_sockets.receive_descriptors(waiting, 2)
     return None
 
@@ -274,26 +272,45 @@ class ForkedWorlds:
             os.close(self._controller_end)
 
     def _start(self, spec: WorldSpec, port: int | None, locks: Sequence[int] = ()) -> None:
-        """Start the ranks of `spec` that belong to this server; `port` is as in :func:`_open_roles`.
+        """Start the ranks of `spec` that belong to this server.
 
-        The ranks inherit the descriptors `locks`, which are closed in this process before another world is started.
+        `port` is the port of the world's store if another server has created it. The ranks inherit the descriptors
+        `locks`, which are closed in this process before another world is started.
         """
         pids: list[int] = []
+        store: socket.socket | None = None
         try:
-            with _open_roles(spec, self._session, port, locks) as roles:
-                for role in roles:
-                    pids.append(
-                        fork_rank(self._session, role, roles, leave_server=self._leave, own_group=self._own_group)
-                    )
-                    self._ranks[pids[-1]] = spec.world, role.rank
-                    step("rank %d of world %d is process %d", role.rank, spec.world, pids[-1])
-                send(self._connection, WorldStarted(spec.world, tuple(pids), roles[0].port))
+            with ExitStack() as stack:
+                for descriptor in locks:
+                    stack.callback(os.close, descriptor)
+                if spec.grouped and port is None:
+                    store = stack.enter_context(_reserve_port(host_of(spec)))
+                    port = store.getsockname()[1]
+                for rank in range(spec.ranks):
+                    if spec.server_of(rank) == self._session.server:
+                        pids.append(self._fork(spec, rank, port, store, locks))
+                        if store is not None:
+                            store.close()  # Only rank 0 inherits it. It is the first rank of the server that opens it.
+                            store = None
+                send(self._connection, WorldStarted(spec.world, tuple(pids), port))
         except Exception as error:
             step("cannot start world %d: %r", spec.world, error)
             self._kill(spec.world)
             # The text of `_check_loopback` is for users.
             text = str(error) if isinstance(error, ConnectionError) else traceback.format_exc()
             send(self._connection, WorldStarted(spec.world, problem=text))
+
+    def _fork(
+        self, spec: WorldSpec, rank: int, port: int | None, store: socket.socket | None, locks: Sequence[int]
+    ) -> int:
+        """Fork a rank, which alone inherits its socket, and return its pid. Raises OSError."""
+        path = rank_path(self._session.directory, spec.world, rank, "sock")
+        with unix_sockets.listen(path, _BACKLOG) as listener:
+            role = Role(spec, rank, listener.fileno(), port, None if store is None else store.fileno(), tuple(locks))
+            pid = fork_rank(self._session, role, leave_server=self._leave, own_group=self._own_group)
+        self._ranks[pid] = spec.world, rank
+        step("rank %d of world %d is process %d", rank, spec.world, pid)
+        return pid
 
     def _kill(self, number: int) -> None:
         """Kill the ranks of a world."""
@@ -344,34 +361,13 @@ def send(connection: Connection, message: ServerReport) -> None:
         connection.send_bytes(encode(message))
 
 
-@contextmanager
-def _open_roles(spec: WorldSpec, session: SessionSpec, port: int | None, locks: Sequence[int]) -> Iterator[list[Role]]:
-    """Provide the roles of the ranks that this server forks; at the end of the block, close their descriptors here.
-
-    `port` is the port of the world's store if another server has created it. Raises OSError.
-    """
-    with ExitStack() as stack:
-        for descriptor in locks:
-            stack.callback(os.close, descriptor)
-        roles, store = [], None
-        if spec.grouped and port is None:
-            if host_of(spec) == LOOPBACK:
-                _check_loopback()
-            reserved = stack.enter_context(_reserve_port(host_of(spec)))
-            store, port = reserved.fileno(), reserved.getsockname()[1]
-        for rank in range(spec.ranks):
-            if spec.server_of(rank) == session.server:
-                path = rank_path(session.directory, spec.world, rank, "sock")
-                listener = stack.enter_context(unix_sockets.listen(path, _BACKLOG)).fileno()
-                roles.append(Role(spec, rank, listener, port, None if rank else store, tuple(locks)))
-        yield roles
-
-
 def _reserve_port(address: str) -> socket.socket:
-    """Return a listening socket on a free port of `address`.
+    """Return a listening socket on a free port of `address`. Raises OSError.
 
     The world keeps the socket until it ends, so that no other process can take the port.
     """
+    if address == LOOPBACK:
+        _check_loopback()
     reserved = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     reserved.bind((address, 0))
     reserved.listen(1024)
