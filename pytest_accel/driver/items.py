@@ -113,7 +113,7 @@ class MarkedItem(MarkedTest):
             longrepr = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
             self._verdicts["setup"] = Verdict("skipped", longrepr=longrepr)
             pytest.skip(self.missing)
-        self._run = WorldRun(self, self._driver, self.limits)
+        self._run = WorldRun(self, self._driver, self._verdicts)
         self._phase("setup")
 
     def runtest(self) -> None:
@@ -222,21 +222,17 @@ class MarkedItem(MarkedTest):
 class WorldRun:
     """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up."""
 
-    def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits) -> None:
-        """Start the test in a world of the `driver`."""
+    def __init__(self, test: MarkedItem, driver: Driver, verdicts: Mapping[str, Verdict]) -> None:
+        """Start the test in a world of the `driver`. `verdicts` has the verdict on each phase that has ended."""
         __tracebackhide__ = True
         self._test = test
         self._driver = driver
-        self._limits = limits
+        self._verdicts = verdicts
         self._subtests: list[dict[str, Any]] = []
         """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
-        self._outcomes: dict[When, str] = {}
-        """The outcomes of the phases so far."""
-        self._ended_ranks: frozenset[int] = frozenset()
-        """Ranks whose end has been reported with a phase."""
         began = monotonic()
         self._world: World | None = driver.begin(test)
-        limits.leave_out(began)
+        test.limits.leave_out(began)
         self.spec = self._world.grant.spec
         """The world in which the test was started. It stays known when the world has been given back."""
         self.was_refused = self._world.has_refused
@@ -262,7 +258,6 @@ class WorldRun:
         finally:
             if when == "teardown":
                 self._world = None
-        self._outcomes[when] = verdict.outcome
         publish(verdict, self._test.item)
         return verdict
 
@@ -281,6 +276,7 @@ class WorldRun:
             outcomes = [one._replace(later=None) for one in outcomes]
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
+        before = self._verdicts.values()
         phase = Phase(
             when=when,
             outcomes=outcomes,
@@ -289,8 +285,8 @@ class WorldRun:
             is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
             findings=world.monitor.findings,
-            failed_before="failed" in self._outcomes.values(),
-            ended_before=self._ended_ranks if when == "teardown" else frozenset(),
+            failed_before=any(one.outcome == "failed" for one in before),
+            ended_before=frozenset().union(*(one.ended_ranks for one in before if when == "teardown")),
             finished=finished,
             leaks=self._driver.settings.leaks,
             announced=world.announced,
@@ -311,7 +307,6 @@ class WorldRun:
             verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
         if when == "teardown" and (lost := world.not_torn_down) and (fixtures := wider_fixtures(self._test.item)):
             self._add_properties([(NOT_TORN_DOWN, f"{', '.join(fixtures)} ({ranks_text(lost)})")])
-        self._ended_ranks |= verdict.ended_ranks
         self._add_properties(verdict.properties)
         return verdict
 
@@ -320,7 +315,7 @@ class WorldRun:
         __tracebackhide__ = True
         item = self._test.item
         try:
-            outcomes = world.wait(when, self._limits.of_phase())
+            outcomes = world.wait(when, self._test.limits.of_phase())
         except KeyboardInterrupt:
             self._driver.interrupt()
             raise
