@@ -82,14 +82,10 @@ class Driver:
 
     def _can_keep(self, world: World, before: MarkedTest | None, following: MarkedTest) -> bool:
         """Return whether `following` can use the world after the test `before`, and nobody else waits for it."""
-        return (
-            following.missing is None
-            and following.key == world.grant.spec.key
-            and not following.key.fresh
-            and world.monitor.reusable
-            # Keep a world whose module or class fixture the next test uses: it would be torn down and set up again.
-            and (not self._pool_client.wanted(world.number) or _share_fixture(before, following))
-        )
+        if following.missing is not None or not world.fits(following.key):
+            return False
+        # Keep a world whose module or class fixture the next test uses: it would be torn down and set up again.
+        return not self._pool_client.wanted(world.number) or _share_fixture(before, following)
 
     def _ensure_world(self, marked: MarkedTest) -> World:
         """Return a world whose ranks have collected the test: the current world, or else another from the pool."""
@@ -97,12 +93,8 @@ class Driver:
         if world is not None and world.refuses(node):
             return world  # A rank cannot run the test, and the outcome of its setup will say why.
         is_collected = world is not None and world.has_collected(node)
-        if world is not None and (
-            world.grant.spec.key != marked.key
-            or (marked.key.fresh and world.used)
-            or not world.monitor.reusable
-            or not (is_collected or world.alive)  # Before a test that is collected, `begin` looks.
-        ):
+        # Before a test that is collected, `begin` looks whether the ranks live.
+        if world is not None and not (world.fits(marked.key) and (is_collected or world.alive)):
             self.close()
             world, is_collected = None, False
         try:

@@ -31,7 +31,7 @@ from pytest_accel.messages.rank_messages import (
     TornDown,
     When,
 )
-from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
+from pytest_accel.messages.unix_sockets import has_ended, is_readable
 from pytest_accel.pool.pool_client import PoolClient, WorldGrant
 from pytest_accel.verdict import sentences
 
@@ -157,16 +157,14 @@ class RankMonitor:
         try:
             messages = rank.connection.recv()
         except BlockingIOError:
-            stack = self.stacks().get(rank.rank, "")
-            self._record_end(rank, "hung", stack=stack, hang=Hang(HangCause.STALLED, STALL_TIMEOUT))
+            self.record_stuck(rank, Hang(HangCause.STALLED, STALL_TIMEOUT))
             return
         for message in messages:
             self._handle(rank, message)
 
-    def record_unread(self, rank: LinkToRank) -> None:
-        """Record that `rank` hangs, since it has not read a message."""
-        stack = self.stacks().get(rank.rank, "")
-        self._record_end(rank, "hung", stack=stack, hang=Hang(HangCause.UNREAD, WRITE_TIMEOUT))
+    def record_stuck(self, rank: LinkToRank, hang: Hang) -> None:
+        """Record that `rank` hangs, since it has not read a message, or has sent only a part of one."""
+        self._record_end(rank, "hung", stack=self.stacks().get(rank.rank, ""), hang=hang)
 
     def _drain(self, rank: LinkToRank) -> None:
         """Handle all messages that a rank has sent until now."""

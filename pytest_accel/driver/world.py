@@ -17,6 +17,7 @@ from pytest_accel.core.clock import (
     monotonic,
 )
 from pytest_accel.core.node_refs import NodeRef, TestFamily
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import Ending, Grace, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -33,6 +34,7 @@ from pytest_accel.messages.rank_messages import (
     RunTest,
     When,
 )
+from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import error_consequence
@@ -123,6 +125,10 @@ class World:
             raise LostWorld  # This test has nothing to do with the death.
         if ends:
             self._refuse(node)
+
+    def fits(self, key: WorldKey) -> bool:
+        """Return whether a test with `key` may use this world next, as far as is known."""
+        return key == self.grant.spec.key and self.monitor.reusable and not (key.fresh and self.used)
 
     def has_collected(self, node: NodeRef) -> bool:
         """Return whether all ranks are known to have the test `node`."""
@@ -235,7 +241,7 @@ class World:
         data = dumps(message)
         for rank in self._ranks if ranks is None else ranks:
             if rank.end is None and not rank.send(data):
-                self.monitor.record_unread(rank)
+                self.monitor.record_stuck(rank, Hang(HangCause.UNREAD, WRITE_TIMEOUT))
 
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
