@@ -76,6 +76,8 @@ class Redirector:
         """
         for item in items:
             make_fail(item, text)
+        if not self._session.is_worker:
+            raise pytest.UsageError(text)
         self._session.pool_client.usage_error(text)
 
     def needs(self, plan: ItemPlan) -> Needs:

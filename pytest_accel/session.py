@@ -139,7 +139,7 @@ class AccelSession:
             return PoolClient.over(self.worker_input["accel_channel"])
         from pytest_accel.pool.pool import client_here
 
-        return client_here(self.pool, self.show)
+        return client_here(self.pool)
 
     @property
     def driver(self) -> Driver:

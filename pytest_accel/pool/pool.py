@@ -7,8 +7,6 @@ a world is a task (:meth:`Pool._provide`), so its cancellation undoes exactly wh
 
 from __future__ import annotations
 
-import os
-import sys
 from asyncio import Task, run_coroutine_threadsafe, sleep
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -18,8 +16,6 @@ from socket import gethostname
 from threading import current_thread
 from traceback import format_exc, format_exception
 from typing import Any, TypeVar
-
-import pytest
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.compat.loop_tasks import GuardedLoop
@@ -43,7 +39,6 @@ from pytest_accel.pool.pool_client import (
     GiveBackWorld,
     PoolClient,
     PoolRequest,
-    ShowLine,
     WarmServer,
     WorldGrant,
     WorldWanted,
@@ -165,8 +160,6 @@ class Pool:
         why = f"the pool has ended with an error:\n{''.join(format_exception(error)).rstrip()}"
         if isinstance(error, PlaceError):  # A lock was lost.
             why = str(error)
-        if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
-            why = f"/proc cannot be read: ranks cannot be started without it\n{why}"
         self.broken_by(why)
 
     # Called by drivers
@@ -471,15 +464,10 @@ def waiting_text(line: str, seconds: float) -> str:
     return f"{line} (for {seconds:.0f} s now)"
 
 
-def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
+def client_here(pool: Pool) -> PoolClient:
     """Return the client of a driver in the controller, whose messages are calls of the pool."""
 
     def send(message: DriverMessage) -> None:
-        if isinstance(message, ShowLine):
-            if message.is_usage_error:
-                raise pytest.UsageError(message.line)
-            show(message.line)
-            return
         pool.post(pool.serve, client, message)
         if isinstance(message, WarmServer):
             pool.call(int)  # Wait: tests may change what a server that is started later would inherit.

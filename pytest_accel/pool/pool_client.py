@@ -65,7 +65,7 @@ class GiveBackWorld(Struct, frozen=True, tag=True):
 
 
 class ShowLine(Struct, frozen=True, tag=True):
-    """Write a line to the terminal."""
+    """Write a line of an xdist worker to the terminal."""
 
     line: str
     is_usage_error: bool = False
@@ -170,11 +170,11 @@ class PoolClient:
         return world in self._wanted
 
     def show(self, line: str) -> None:
-        """Write a line to the session's terminal."""
+        """Write a line to the terminal, which is the controller's; only an xdist worker has to ask for it."""
         self._send(ShowLine(line))
 
     def usage_error(self, text: str) -> None:
-        """End the session with `text`, because a test requests something impossible."""
+        """End the session with `text`, because a test requests something impossible; only for an xdist worker."""
         self._send(ShowLine(text, is_usage_error=True))
 
     def handle(self, message: PoolMessage) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 
 import pytest
 
-from tests.background_suite import PYTEST, BackgroundSession, BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.run import CAUSES
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -115,28 +114,3 @@ def test_a_lost_lock_ends_the_ranks_of_the_session(suite: BackgroundSuite) -> No
     run.expect({"test_replaced": "FAILED died: SIGKILL; rank 0", "test_next": "ERROR", "test_plain": "PASSED"})
     assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.failure("test_next")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.long
-def test_tests_fail_with_the_reason_if_proc_is_missing(suite: BackgroundSuite) -> None:
-    if os.getuid() != 0:
-        pytest.skip("needs root to hide /proc")
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(1, init=False)
-        def test_ranks():
-            pass
-
-
-        def test_plain():
-            pass
-        """,
-    )
-    without_proc = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
-    run = suite.start(program=(*without_proc, *PYTEST)).finish()
-    run.expect({"test_ranks": "ERROR", "test_plain": "PASSED"})
-    assert "/proc cannot be read: ranks cannot be started without it" in run.failure("test_ranks")
