@@ -39,12 +39,12 @@ def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
     """
     if spec.is_remote(rank):
         return call_agent(agent_path(directory, spec.server_of(rank)), RankTarget(spec.world, rank, pid))
-    return unix_sockets.connect(rank_path(directory, spec.world, rank, "sock"), limited=True)
+    return unix_sockets.connect(rank_path(directory, spec.world, rank, "sock"))
 
 
 def call_agent(path: str, target: Inspection | RankTarget) -> socket:
     """Return a connection to `target` on another machine, through the client of its agent, which listens at `path`."""
-    stream = unix_sockets.connect(path, limited=True)
+    stream = unix_sockets.connect(path)
     try:
         unix_sockets.sendall(stream, frame(encode(target)))
     except BaseException:

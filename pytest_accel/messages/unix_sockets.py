@@ -60,16 +60,15 @@ def listen(path: str, backlog: int) -> socket:
     return listener
 
 
-def connect(path: str, *, limited: bool = False) -> socket:
-    """Return a connection to `path`, with a limit on writes if `limited` (:func:`limit_writes`).
+def connect(path: str) -> socket:
+    """Return a connection to `path`, with a limit on writes (:func:`limit_writes`).
 
     Raise PermissionError if the path is another user's, and OSError if no process listens there.
     """
     connection = socket(AF_UNIX)
     try:
         _setblocking(connection, True)  # Tests may have set a default timeout.
-        if limited:
-            limit_writes(connection)
+        limit_writes(connection)
         _connect(connection, path)
     except BaseException:
         connection.close()

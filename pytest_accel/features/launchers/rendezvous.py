@@ -235,7 +235,7 @@ def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tup
     """
     if not unix_sockets.is_readable(listener.fileno(), timeout):
         return None
-    listener.setblocking(False)  # The process may be another user's.
+    listener.setblocking(False)  # The process may have closed its connection meanwhile.
     try:
         call = unix_sockets.accept(listener)
     except OSError:
