@@ -17,7 +17,7 @@ from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay, lend_terminal
 from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shown_file
-from pytest_accel.driver.world import LostWorld, World
+from pytest_accel.driver.world import World
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
 from pytest_accel.pool.pool_client import GiveBackWorld, WorldGrant
@@ -99,10 +99,7 @@ class Driver:
             world, is_collected = None, False
         try:
             while world is None:
-                try:
-                    world = self._acquire(marked)
-                except LostWorld:
-                    self.close()
+                world = self._acquire(marked)
             if not is_collected and not world.refuses(node):
                 project_marks = marked.item.config.stash[OWNERS].of_project
                 request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
@@ -117,8 +114,11 @@ class Driver:
         marked.expects_failure = world.expects_failure(node)
         return world
 
-    def _acquire(self, marked: MarkedTest) -> World:
-        """Return a world from the pool, whose ranks are ready or refuse the test. Raise an error if there is none."""
+    def _acquire(self, marked: MarkedTest) -> World | None:
+        """Return a world from the pool, whose ranks are ready or refuse the test; None if the world must not be used.
+
+        Raise an error if the pool has none.
+        """
         step("%s: requests a world: %s", marked.item.nodeid, marked.key.about)
         try:
             # Only this session uses the CPU slots, so the wait for them has no limit.
@@ -136,7 +136,9 @@ class Driver:
             # For example, tests have used up this process's file descriptors.
             raise phase_verdict.not_run(f"could not connect to the test's ranks: {error}") from None
         step("world %d: connected to its ranks; waits until they are ready", world.number)
-        world.start(marked.node)
+        if not world.start(marked.node):
+            self.close()
+            return None
         step("world %d: %s", world.number, "not ready" if world.refuses(marked.node) else "ready")
         return world
 

@@ -49,10 +49,6 @@ _OUTPUT_INTERVAL = 0.05
 """Seconds between two reads of the ranks' output, if it is shown while the test runs."""
 
 
-class LostWorld(Exception):
-    """A rank of a warm world had died before the world was granted."""
-
-
 class World:
     """The ranks of a grant, as the driver uses them. Owned by the `Driver`; not thread-safe."""
 
@@ -113,18 +109,19 @@ class World:
     def size(self) -> int:
         return self.grant.spec.ranks
 
-    def start(self, node: NodeRef) -> None:
+    def start(self, node: NodeRef) -> bool:
         """Wait until every rank is ready for the test `node`. If one is not, the outcome of its setup says why.
 
-        Raise :class:`LostWorld` if a rank of a warm world has died.
+        Return False if a rank of a warm world has died: the test has nothing to do with that, and gets another world.
         """
         self.monitor.begin(monotonic())
         self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
-            raise LostWorld  # This test has nothing to do with the death.
+            return False
         if ends:
             self._refuse(node)
+        return True
 
     def fits(self, key: WorldKey) -> bool:
         """Return whether a test with `key` may use this world next, as far as is known."""
