@@ -69,11 +69,6 @@ class HeldLease:
     """True while another request, of this or another session, waits for devices or slots of the lease."""
 
     @property
-    def slots(self) -> int:
-        """Number of CPU slots."""
-        return self.granted.slots
-
-    @property
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors of the locks of the devices, for the processes that use these."""
         locks = self.locks
@@ -136,7 +131,6 @@ class Leases:
         self._on_wanted = on_wanted
         self._waits_for_busy = waits_for_busy
         self._kinds: dict[str, _Kind] = {}
-        self._locks: dict[Path, SessionLocks] = {}
         self._devices: dict[str, tuple[Device, _Kind]] = {}
         self._free: dict[str, int] = {}
         """The free parts of each device, even if another session has its lock."""
@@ -217,7 +211,7 @@ class Leases:
         if self._leases.pop(lease.granted.id, None) is None:
             return
         self._last_change = monotonic()
-        self._free_slots += lease.slots
+        self._free_slots += lease.granted.slots
         for device, taken in lease.granted.takes():
             self._free[device] += taken
         for device in lease.ids:
@@ -263,10 +257,10 @@ class Leases:
             elif (why := kind.refuses(device)) is not None:
                 refused.append(f"{device} {why}")
         earlier += [one.demand.holder for one in ahead if _are_rivals(mine, one.request)]
-        users = [one for one in self._leases.values() if one.slots and mine.slots]
+        users = [(one.granted.slots, one.holder) for one in self._leases.values() if one.granted.slots and mine.slots]
         what = count_text(mine.slots, "CPU slot") if wait.need is None else in_words(wait.need, demand.key.kind)
         return what, [
-            *(f"{one.slots} of {self._slots} {_held(one.slots)} by {one.holder}" for one in users),
+            *(f"{count} of {self._slots} {_held(count)} by {by}" for count, by in users),
             *(f"{cut_end(', '.join(names), _LONGEST_LIST)} {_held(len(names))} by {by}" for by, names in held.items()),
             *refused,
             *(f"{one} has waited longer" for one in dict.fromkeys(earlier) if one is not None),
@@ -279,10 +273,9 @@ class Leases:
         """
         for number in count():
             await sleep(_LOOK)
-            all_locks = self._locks.values()
-            self._wished = {one for locks in all_locks for one in locks if locks.is_wished_elsewhere(one)}
+            self._wished = {one for locks in self._locks for one in locks if locks.is_wished_elsewhere(one)}
             if number % _LOOKS_PER_CHECK == 0:
-                for locks in all_locks:
+                for locks in self._locks:
                     locks.check()
                 for wait in self._open_requests():
                     try:
@@ -297,7 +290,7 @@ class Leases:
         for wait in self._waiting.values():
             wait.outcome.cancel()
         self._leases.clear()
-        for locks in self._locks.values():
+        for locks in self._locks:
             locks.close()
 
     # Requests and devices
@@ -331,18 +324,17 @@ class Leases:
             guard = None
             if isinstance(vendor, HealthVendor):
                 guard = Guard(vendor, inventory.devices, self.machine.main_pid, waits=self._waits_for_busy)
-            if is_private(vendor):
-                kind = _Kind(inventory, None, guard)
-            else:
-                folder = self._lock_folder(name)
-                if folder not in self._locks:
-                    self._locks[folder] = SessionLocks(folder)
-                kind = _Kind(inventory, self._locks[folder], guard)
-            self._kinds[name] = kind
+            locks = None if is_private(vendor) else SessionLocks(self._lock_folder(name))
+            kind = self._kinds[name] = _Kind(inventory, locks, guard)
             for device in inventory.devices:
                 self._devices[device.id] = device, kind
                 self._free[device.id] = WHOLE
         return self._kinds[name]
+
+    @property
+    def _locks(self) -> list[SessionLocks]:
+        """The locks of each kind that has any."""
+        return [kind.locks for kind in self._kinds.values() if kind.locks is not None]
 
     def _lock_folder(self, kind: str) -> Path:
         """Return the folder for the locks of the devices of `kind`."""
@@ -464,7 +456,7 @@ class Leases:
         for request in lacking:
             for device in request.candidates:
                 wishes.setdefault(device, self._waiting[request.id].demand.holder)
-        for locks in self._locks.values():
+        for locks in self._locks:
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
 
     def _notify(self) -> None:

@@ -55,7 +55,7 @@ _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class SessionLocks:
-    """The locks that one session has in one folder. No method waits for a lock.
+    """The locks that one session has on the devices of one kind, in one folder. No method waits for a lock.
 
     A process that is forked from this one inherits no lock: there, the object holds nothing.
     """

@@ -133,12 +133,12 @@ async def test_free_devices_and_slots_are_granted_at_once_and_returned_once(fold
 async def test_slots_are_limited_and_use_no_lock_files(folder: Path) -> None:
     one = session()
     three = at_once(one, slots(3))
-    assert (three.slots, three.devices, three.descriptors) == (3, (), ())
+    assert (three.granted.slots, three.devices, three.descriptors) == (3, (), ())
     two = await waiting(one, slots(2))
     later = await waiting(one, slots(1))
     one.give_back(three)
-    assert ((await two).slots, (await later).slots) == (2, 1)
-    assert at_once(one, slots(1)).slots == 1
+    assert ((await two).granted.slots, (await later).granted.slots) == (2, 1)
+    assert at_once(one, slots(1)).granted.slots == 1
     assert (await waiting(one, slots(9))).cancel(), "more than there are counts as all"
     assert not folder.exists()
     one.close()
