@@ -3,9 +3,6 @@
 Ranks on another machine are inspected there, in a thread of the agent that runs their fork server. The driver's request
 and the answer go through the agent's TCP connection: the request names a method of :class:`MachineInspector`, whose
 annotations are the types of its argument and of the answer.
-
-Control groups of version 2 have the kernel's counter of out-of-memory kills in ``memory.events``, groups of version 1
-in ``memory.oom_control``, as a line ``oom_kill N`` (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from contextlib import suppress
 from os import kill, unlink
 from os.path import exists
 from pathlib import Path
-from signal import SIGKILL
 from time import sleep
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -25,9 +21,8 @@ from pytest_accel.core.session_folder import HEADING, LAST_PLACE_SIZE, RankFile,
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.python_stacks import take_stacks
-from pytest_accel.hardware.kernel_files import cgroups, read_text
 from pytest_accel.messages.connect import Inspection, call_agent
-from pytest_accel.messages.rank_messages import ExitCause, RankExit, When, exited
+from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.struct_messages import decode, encode, from_builtins
 from pytest_accel.messages.unix_sockets import Connection, limit_reads
 from pytest_accel.messages.world_spec import WorldSpec
@@ -72,10 +67,6 @@ class MachineInspector:
                     if text := text.partition("\n")[2] if heading else text:
                         found[rank].append((f"Captured {name} {when}", text))
         return found
-
-    def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
-        """Return the number of out-of-memory kills, the same for all ranks of a machine; see `oom.oom_kills`."""
-        return dict.fromkeys(ranks, oom_kills())
 
     def computing(self, pids: Mapping[int, int]) -> dict[int, bool]:
         """Return which processes are computing; see `is_computing`."""
@@ -233,27 +224,3 @@ def answer(call: Connection, directory: str, request: Inspection) -> None:
         form, _ = get_type_hints(method).values()
         given = from_builtins(request.given, form)
         call.send_bytes(encode(method(MachineInspector(directory, request.world), given)))
-
-
-_COUNTERS = ("memory.events", "memory.oom_control")
-
-
-def oom_kills(root: Path = Path("/")) -> int | None:
-    """Return the number of out-of-memory kills in this process's control group, or None if there is no counter.
-
-    `root` is the root of the file system.
-    """
-    for folder in cgroups(root, "memory"):
-        for line in "\n".join(read_text(folder / name) for name in _COUNTERS).splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None
-
-
-def with_oom_cause(end: RankExit, before: int | None, after: int | None) -> RankExit:
-    """Return the `end` of a rank: with the cause "out of memory" if it was SIGKILL and the counter went up meanwhile.
-
-    All ranks share one counter: of two ranks that are killed at the same time, possibly only one gets the cause.
-    """
-    killed = end == exited(-SIGKILL) and before is not None and after is not None and after > before
-    return RankExit(ExitCause.OUT_OF_MEMORY, end.status) if killed else end

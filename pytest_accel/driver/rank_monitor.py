@@ -10,7 +10,7 @@ from selectors import EVENT_READ, DefaultSelector
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.collectives import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.inspector import MachineInspector, with_oom_cause
+from pytest_accel.diagnostics.inspector import MachineInspector
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
@@ -65,7 +65,6 @@ class RankMonitor:
         In a world without a process group of its own, a rank that has not made a group does not answer.
         """
         self._examiner = Examiner(grant.directory, grant.spec)
-        self._oom_kills = self._count_oom_kills(grant.spec.ranks)
         self.serial = 0
         """Number of the current test."""
         self.began = 0.0
@@ -316,13 +315,7 @@ class RankMonitor:
             return  # The rank had sent the reason.
         timeout = _EXIT_STATUS_TIMEOUT if rank.has_exited else _CLOSED_TIMEOUT
         end = self._pool_client.rank_exit(self._number, rank.rank, timeout)
-        if end is not None:
-            before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))
-            end = with_oom_cause(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
         self._record_end(rank, "died", at=now, exit=end)
-
-    def _count_oom_kills(self, size: int) -> dict[int, int | None]:
-        return self._examiner.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
 
 
 def _pids(ranks: Iterable[LinkToRank]) -> dict[int, int]:

@@ -55,8 +55,9 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
+from pytest_accel.hardware.kernel_files import oom_kills
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.rank_messages import RETIRED, exited
+from pytest_accel.messages.rank_messages import RETIRED, ExitCause, RankExit, exited
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of, loopback_interface
@@ -234,6 +235,8 @@ class ForkedWorlds:
 
         A plugin or a preloaded module may have started some of them; ranks have left the others.
         """
+        self._oom_kills = oom_kills()
+        """The number of out-of-memory kills when a rank was reaped last, or before the first rank."""
 
     def serve(self) -> None:
         """Serve requests until the controller has exited."""
@@ -328,6 +331,7 @@ class ForkedWorlds:
         exits = list(self._collect_exits())
         if not exits:
             return
+        before, self._oom_kills = self._oom_kills, oom_kills()
         children = children_of(os.getpid()).difference(self._ranks)
         orphans, self._known = children - self._known, children  # This process adopts what ranks leave.
         # Nothing tells which of these ranks has left an orphan.
@@ -336,7 +340,8 @@ class ForkedWorlds:
                 if not cleans_up(pid):
                     kill_tree(pid)
         for world, rank, status in exits:
-            send(self._connection, RankExited(world, rank, exited(os.waitstatus_to_exitcode(status))))
+            end = exit_of(os.waitstatus_to_exitcode(status), before, self._oom_kills)
+            send(self._connection, RankExited(world, rank, end))
 
     def _collect_exits(self) -> Iterator[tuple[int, int, int]]:
         """Reap all children that have exited, and kill the process groups of ranks; yield world, rank and status."""
@@ -353,6 +358,12 @@ class ForkedWorlds:
                 step("rank %d of world %d has exited: %s", rank, world, how)
                 kill_group(pid)
                 yield world, rank, status
+
+
+def exit_of(status: int, before: int | None, after: int | None) -> RankExit:
+    """Return the exit of a rank with `status`: out of memory if that is SIGKILL, and the kernel's counter went up."""
+    killed = status == -signal.SIGKILL and before is not None and after is not None and after > before
+    return RankExit(ExitCause.OUT_OF_MEMORY, status) if killed else exited(status)
 
 
 def send(connection: Connection, message: ServerReport) -> None:

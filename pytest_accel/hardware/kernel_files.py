@@ -62,6 +62,8 @@ def numa_node(root: Path, pci: str | None) -> int | None:
 
 _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
 """Names of the file with the memory limit of a cgroup, in v2 and in v1."""
+_OOM_COUNTERS = ("memory.events", "memory.oom_control")
+"""Names of the file with the counter of out-of-memory kills in a cgroup, in v2 and in v1."""
 
 
 def affinity() -> tuple[int, ...]:
@@ -93,6 +95,18 @@ def usable_memory(root: Path = Path("/")) -> int:
     limits = [read_text(folder / name) for folder in cgroups(root, "memory") for name in _MEMORY_LIMITS]
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([present, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Return the number of out-of-memory kills in this process's control group, or None if there is no counter.
+
+    It is a line ``oom_kill N`` (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    """
+    for folder in cgroups(root, "memory"):
+        for line in "\n".join(read_text(folder / name) for name in _OOM_COUNTERS).splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.diagnostics.inspector import oom_kills, with_oom_cause
+from pytest_accel.forkserver.server import exit_of
+from pytest_accel.hardware.kernel_files import oom_kills
 from pytest_accel.messages.rank_messages import ExitCause, RankExit, exited
 
 OOM_CONTROL_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
@@ -47,19 +48,18 @@ def test_there_is_no_counter_without_control_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "before", "after", "out_of_memory"),
+    ("status", "before", "after", "out_of_memory"),
     [
-        (exited(-signal.SIGKILL), 3, 4, True),
-        (exited(-signal.SIGKILL), 4, 4, False),
-        (exited(-signal.SIGKILL), None, 4, False),
-        (exited(-signal.SIGKILL), 3, None, False),
-        (exited(-signal.SIGTERM), 3, 4, False),
-        (exited(137), 3, 4, False),
-        (RankExit(ExitCause.SERVER_ENDED), 3, 4, False),
+        (-signal.SIGKILL, 3, 4, True),
+        (-signal.SIGKILL, 4, 4, False),
+        (-signal.SIGKILL, None, 4, False),
+        (-signal.SIGKILL, 3, None, False),
+        (-signal.SIGTERM, 3, 4, False),
+        (137, 3, 4, False),
     ],
 )
 def test_a_kill_is_out_of_memory_only_if_the_counter_has_risen(
-    end: RankExit, before: int | None, after: int | None, out_of_memory: bool
+    status: int, before: int | None, after: int | None, out_of_memory: bool
 ) -> None:
-    expected = RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL) if out_of_memory else end
-    assert with_oom_cause(end, before, after) == expected
+    expected = RankExit(ExitCause.OUT_OF_MEMORY, status) if out_of_memory else exited(status)
+    assert exit_of(status, before, after) == expected
