@@ -97,9 +97,7 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
             set_inheritable(descriptor, True)
         source = f"from {__name__} import main; main({file.fileno()}, {tracker})"
         command = python_command(source, path=session.sys_path)
-        with suppress(OSError):  # The system limits the size of the environment of a new program.
-            execve(command[0], command, {**environ, **variables})
-        execve(command[0], command, environ)  # The rank sets `env` when it starts, in any case.
+        execve(command[0], command, {**environ, **variables})
 
 
 def main(descriptor: int, tracker: int) -> NoReturn:
