@@ -291,53 +291,6 @@ def hide_names_of_tests(config: pytest.Config) -> None:
     vars(config)["getoption"] = lambda name, *args, **named: name != "setupshow" and original(name, *args, **named)
 
 
-class WithoutFixtures:
-    """Base of items with a request, in each rerun too, that sets up no fixtures, since their ranks set them up.
-
-    The item's own data (fixture names, parameters, marks, function) does not change, for plugins that report it.
-    """
-
-    __slots__ = ()
-
-    def _initrequest(self: Any) -> None:
-        # Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope.
-        if hasattr(super(), "_initrequest"):
-            self.funcargs: dict[str, Any] = {}
-            self._request = _request_without_fixtures()(self, _ispytest=True)
-
-
-def leave_fixtures_to_ranks(item: Any) -> None:
-    """Give `item`, whose class has the base `WithoutFixtures`, such a request now."""
-    if hasattr(item, "_request"):
-        item._initrequest()
-
-
-@functools.cache
-def _request_without_fixtures() -> Any:
-    """Return the class of requests that set up no fixtures."""
-    from _pytest.fixtures import FuncFixtureInfo, TopRequest
-
-    class NoFixtureManager:
-        """Replaces pytest's fixture manager, and has no fixtures."""
-
-        def getfixtureinfo(self, *args: object, **kwargs: object) -> FuncFixtureInfo:
-            return FuncFixtureInfo((), (), [], {})
-
-        def getfixturedefs(self, *args: object, **kwargs: object) -> None:
-            return None
-
-    class NoFixturesRequest(TopRequest):  # type: ignore[misc]
-        """The request of a test whose fixtures are set up in other processes."""
-
-        _fixturemanager: Any = NoFixtureManager()
-
-        def _get_active_fixturedef(self, argname: str) -> Any:
-            name = self.node.nodeid
-            raise LookupError(f"the fixture {argname!r} of {name} is set up in the test's ranks, not in this process")
-
-    return NoFixturesRequest
-
-
 def copy_item(item: Any, name: str, nodeid: str) -> Any:
     """Return a copy of the test `item` with another name and node id. The caller gives it a stash of its own."""
     from _pytest.mark.structures import NodeKeywords

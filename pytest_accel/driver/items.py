@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks, wider_fixtures
+from pytest_accel.compat.pytest_shims import fixtures_from, wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
@@ -67,7 +67,6 @@ class MarkedItem(MarkedTest):
         for name in ("setup", "runtest", "teardown", "repr_failure"):
             vars(self.item).pop(name, None)  # A plugin may have replaced the method, also in the original of a copy.
         self.item.__class__ = redirected(type(self.item))
-        leave_fixtures_to_ranks(self.item)
 
     def leaves_to_ranks(self, name: str | None) -> bool:
         """Return whether only the ranks evaluate the test's marks `name`."""
