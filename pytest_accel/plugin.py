@@ -15,11 +15,11 @@ from pytest_accel import features, fixtures, hooks
 from pytest_accel.core.marks import (
     MARKER_LINES,
     NEEDS,
-    MarkFinder,
     MarkOwners,
+    Marks,
+    closest_marks,
     deselected_marks,
     has_list,
-    has_marks,
     marks_in,
 )
 from pytest_accel.core.source_files import GIVEN_OPTIONS, PlaceRecorder, record_file, restore_in_worker, text_of
@@ -39,6 +39,7 @@ from pytest_accel.settings import options
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
 
 _MOST_WORKERS = 64
@@ -237,7 +238,7 @@ class UnmarkedTestHooks:
             from pytest_accel.core.missing_mark import name_place
 
             error, about_marks = call.excinfo.value, None
-            if has_marks(item):
+            if any(closest_marks(item)):
                 from pytest_accel import unmarked_tests
 
                 about_marks = unmarked_tests.about_marks(item, item.config.stash[OWNERS])
@@ -262,10 +263,12 @@ class UnmarkedTestHooks:
 
 def _check_marks(item: pytest.Item) -> None:
     """Raise an error if the marks of `item` have changed since it was collected."""
-    if has_marks(item) or MARKED in item.stash:
+    marked: MarkedItem | None = item.stash.get(MARKED, None)
+    planned = Marks() if marked is None else marked.marks
+    if (present := closest_marks(item, item.config.stash[OWNERS])) != planned:
         from pytest_accel import unmarked_tests
 
-        unmarked_tests.check_marks(item)
+        unmarked_tests.fail_changed(item, planned, present)
 
 
 class CollectionHooks:
@@ -327,26 +330,21 @@ class CollectionHooks:
         return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
-        self._divide(items)  # Marks may have been added after their collector had ended.
+    def pytest_collection_modifyitems(self) -> Generator[None, Any, Any]:
         result = yield
-        self._divide(items)  # Hooks may have added marks.
-        self._redirect(items, self._session.settings.shard)
         self._has_modified_items = True
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Redirect marked items that another plugin creates in this hook, as anyio does.
+        """Divide and redirect marked items once all hooks have modified the list of items and added marks.
 
-        They take the place of items of this session's part of the suite, so they are not divided into parts again. The
-        same applies to items that a wrapper around the whole of `pytest_collection_modifyitems` has marked.
+        Redirect afterwards those that another plugin creates in this hook, as anyio does. They take the place of items
+        of this session's part of the suite, so they are not divided into parts again.
         """
         if self._has_modified_items:
-            finder = MarkFinder(self._owners)
-            if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
-                self._divide(session.items)
-                self._redirect(session.items, None)
+            self._divide(session.items)
+            self._redirect(session.items, self._session.settings.shard)
         if self._redirector is not None or any(DRIVER_LEASES in item.stash for item in session.items):
             session.config.hook.pytest_accel_collection_finished(session=self._session, items=session.items)
         before = session.items.copy()
@@ -363,8 +361,8 @@ class CollectionHooks:
 
     def _divide(self, nodes: list[Any], *, selectable: bool = False) -> None:
         """Put tests for the entries of lists in place of tests that have a list in their mark, and were not divided."""
-        finder, config = MarkFinder(self._owners), self._session.config
-        if any(has_list(finder.find(node).distributed) for node in nodes):
+        config = self._session.config
+        if any(has_list(closest_marks(node, self._owners).distributed) for node in nodes):
             features.register(config, "lists")
             config.hook.pytest_accel_divide(config=config, nodes=nodes, selectable=selectable)
 
@@ -374,11 +372,11 @@ class CollectionHooks:
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to another part of the suite.
         """
         config = self._session.config
-        finder = MarkFinder(self._owners)
-        found = {item: marks for item in items if any(marks := finder.find(item))}
+        found = {item: marks for item in items if any(marks := closest_marks(item, self._owners))}
         wrong: dict[pytest.Item, str] = {}
         # Without any other mark of the plugin, `needs` may be a mark of a suite that does not use the plugin.
-        if NEEDS in finder.names and (found or options.find(config, options.RESOURCES) is not None):
+        may_need = found or options.find(config, options.RESOURCES) is not None
+        if may_need and any(item.get_closest_marker(NEEDS) is not None for item in items):
             features.register(config, "needs")
             wrong = config.hook.pytest_accel_read_needs(session=self._session, items=items) or {}
         if wrong:

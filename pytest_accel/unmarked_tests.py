@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_accel.compat import torch_api
-from pytest_accel.core.marks import MarkFinder, MarkOwners, Marks, mark_text
-from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, OWNERS
+from pytest_accel.core.marks import MarkOwners, Marks, closest_marks, mark_text
+from pytest_accel.core.stash_keys import DEVICE_ERROR
 from pytest_accel.verdict import phase_verdict
-
-if TYPE_CHECKING:
-    from pytest_accel.driver.items import MarkedItem
 
 _REPORTS = "accel-late-mark-reports"
 """Name of the plugin `_Reports`."""
@@ -30,12 +27,8 @@ _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_res
 # Marks that have changed since the collection
 
 
-def check_marks(item: pytest.Item) -> None:
-    """Raise an error if the marks of `item` are not those from which its plan was made."""
-    marked: MarkedItem | None = item.stash.get(MARKED, None)
-    planned, present = Marks() if marked is None else marked.marks, MarkFinder(item.config.stash[OWNERS]).find(item)
-    if present == planned:
-        return
+def fail_changed(item: pytest.Item, planned: Marks, present: Marks) -> None:
+    """Raise an error, since `item` was `planned` for other marks than those that are `present`."""
     fail_expected(item.config)
     path, line, _ = item.location
     before, now = (", ".join(mark_text(one) for one in marks if one is not None) for marks in (planned, present))
@@ -82,7 +75,7 @@ def header_line(names: Iterable[str]) -> str:
 
 def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
     """Return a sentence on a mark of the project that `item` has; None if it has none."""
-    found = [mark.name for mark in MarkFinder().find(item) if mark is not None and not owners.is_ours(mark)]
+    found = [mark.name for mark in closest_marks(item) if mark is not None and not owners.is_ours(mark)]
     if not found:
         return None
     return (

@@ -430,82 +430,40 @@ def registered(lines: Iterable[str]) -> frozenset[str]:
 # Lookup
 
 
-class MarkFinder:
-    """Finds the closest marks of each test. There may be thousands of tests without marks; they cost almost nothing.
-
-    The marks of modules, classes and packages are read once, when the first of their tests is looked up. The finder
-    does not see marks that a hook adds to them afterwards. Marks of the tests themselves are always read.
+def closest_marks(item: pytest.Item, owners: MarkOwners | None = None) -> Marks:
+    """Return the closest marks of `item` that are the plugin's, as `owners` decides; all marks of these names without.
 
     A parameter is closer than its function, and a class is closer than its bases. (pytest's own ``get_closest_marker``
     orders both pairs the other way round.) If a function has several marks of one name, the first counts, as everywhere
     in pytest: the lowest decorator, then marks that a hook adds with ``item.add_marker``. A hook can put its mark first
     with ``append=False``.
+
+    This is called several times for each test, also in sessions without marks: a call takes about a microsecond.
     """
-
-    def __init__(self, owners: MarkOwners | None = None) -> None:
-        """Find the plugin's marks, as `owners` decides; without `owners`, also the project's marks of these names."""
-        self._owners = owners
-        self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
-        self.names: set[str] = set()
-        """The names of all marks of the tests that were looked up, also of marks that are not the plugin's."""
-        self._last_parent: object = None
-        self._last_inherited = Marks()
-
-    def find(self, item: pytest.Item) -> Marks:
-        """Return the closest marks of `item`."""
-        parent: Any = item.parent
-        # Tests arrive grouped by module and class, so the previous test usually has the same parent.
-        if parent is not self._last_parent:
-            self._last_inherited = self._marks_of(parent)
-            self._last_parent = parent
-        own = item.own_markers
-        if not own:
-            return self._last_inherited
-        # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
-        callspec = getattr(item, "callspec", None)
-        return self._closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
-
-    def _marks_of(self, node: Any) -> Marks:
-        """Return the closest marks of the collector `node`, including inherited marks."""
-        if node is None:
-            return Marks()
-        marks = self._marks_by_node.get(node)
-        if marks is None:
-            # own_markers of a class lists the marks of its bases before its own.
-            own = reversed(node.own_markers) if isinstance(node, pytest.Class) else node.own_markers
-            marks = self._marks_by_node[node] = self._closest(own, self._marks_of(node.parent))
-        return marks
-
-    def _closest(self, own: Iterable[pytest.Mark], inherited: Marks) -> Marks:
-        devices = distributed = None
-        for mark in own:
-            self.names.add(mark.name)
-            if mark.name not in _ARGUMENTS or (self._owners is not None and not self._owners.is_ours(mark)):
+    devices = distributed = None
+    node: Any = item
+    while node is not None:
+        for mark in _own_marks(node) if node.own_markers else ():
+            if mark.name not in _ARGUMENTS or (owners is not None and not owners.is_ours(mark)):
                 continue
             if mark.name == "devices":
                 devices = devices or mark
             else:
                 distributed = distributed or mark
-        if devices is None and distributed is None:
-            return inherited
-        return Marks(devices or inherited.devices, distributed or inherited.distributed)
+        node = node.parent
+    return Marks(devices, distributed)
+
+
+def _own_marks(node: Any) -> Iterable[pytest.Mark]:
+    """Return the marks of `node` itself, the closest first."""
+    if isinstance(node, pytest.Class):
+        return reversed(node.own_markers)  # The marks of its bases come before its own.
+    # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
+    callspec = getattr(node, "callspec", None)
+    return node.own_markers if callspec is None else (*callspec.marks, *node.own_markers)
 
 
 def own_world_size(item: pytest.Item) -> object:
     """Return the value of a parameter ``world_size`` of the test itself; None if it has no such parameter."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get("world_size")
-
-
-def has_marks(item: pytest.Item) -> bool:
-    """Return whether `item`, or a collector that it is in, has a mark with the name of one of the plugin's.
-
-    This is called for every test while tests run, so it takes a tenth of the time of a new `MarkFinder`.
-    """
-    node: Any = item
-    while node is not None:
-        for mark in node.own_markers:
-            if mark.name in _ARGUMENTS:
-                return True
-        node = node.parent
-    return False

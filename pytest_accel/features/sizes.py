@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.compat.pytest_shims import copy_item, count_more_items
-from pytest_accel.core.marks import MarkError, MarkFinder, check, own_world_size
+from pytest_accel.core.marks import MarkError, check, closest_marks, own_world_size
 from pytest_accel.core.node_refs import give_new_stash, reference
 from pytest_accel.core.stash_keys import OWNERS, VARIANT
 from pytest_accel.driver.item_plan import ItemPlan, Resources
@@ -33,9 +33,9 @@ def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: boo
 
     Adjacent tests of one function are ordered by entry: tests in worlds of one size are best run one after the other.
     """
-    finder, divided = MarkFinder(config.stash[OWNERS]), []
+    owners, divided = config.stash[OWNERS], []
     for _, group in groupby(nodes, key=lambda node: (node.parent, getattr(node, "originalname", node.name))):
-        made = [one for node in group for one in _variants(node, finder.find(node).distributed, selectable)]
+        made = [one for node in group for one in _variants(node, closest_marks(node, owners).distributed, selectable)]
         ids = list(dict.fromkeys(variant for variant, _ in made))
         divided += [node for _, node in sorted(made, key=lambda one: ids.index(one[0]))]
     if not selectable:
