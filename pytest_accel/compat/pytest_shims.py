@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
@@ -78,20 +78,6 @@ def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
     The definitions are known from the item's setup to its teardown.
     """
     return tuple(getattr(getattr(item, "_request", None), "_fixture_defs", {}).values())
-
-
-def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
-    """Yield the names of the fixtures that `item` uses and that `module` defines, in the order of their setup.
-
-    A fixture is left out if the suite has replaced it by a fixture of the same name that does not use it.
-    """
-    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    for name in getattr(item, "fixturenames", ()):
-        for definition in reversed(definitions.get(name, ())):
-            if definition.func.__module__ == module:
-                yield name
-            if name not in definition.argnames:
-                break
 
 
 def wider_fixtures(item: pytest.Item) -> list[str]:

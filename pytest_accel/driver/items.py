@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.compat.pytest_shims import fixtures_from, wider_fixtures
+from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.stash_keys import MARKED, NOT_TORN_DOWN, VARIANT
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.python_stacks import stack_text
@@ -104,7 +103,6 @@ class MarkedItem(MarkedTest):
         self.forget_run()
         retract(self.item)
         if self.missing is not None:
-            self._fail_without_mark()
             if self._driver.settings.strict:
                 message = f"{self.missing} (--accel-strict)"
                 self._verdicts["setup"] = Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
@@ -130,14 +128,6 @@ class MarkedItem(MarkedTest):
         if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
             return verdict.representation(self.item)
         return None
-
-    def _fail_without_mark(self) -> None:
-        """Fail the test, which is about to be skipped, if a fixture would fail it on a machine with the devices."""
-        for fixture in fixtures_from(self.item, FIXTURES):
-            error = missing_mark(fixture, self.key)
-            if error is not None:
-                name_place(error, self.item)
-                raise error
 
     def _phase(self, when: When) -> None:
         __tracebackhide__ = True
