@@ -208,24 +208,20 @@ class UnmarkedTestHooks:
             _check_marks(item)
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        try:
-            return (yield)
-        finally:
-            # A test with marks runs in ranks.
-            is_here = "torch" in sys.modules and MARKED not in item.stash
-            if is_here and not self._unusable and not self._session.is_forked_copy:
-                from pytest_accel import unmarked_tests
-
-                self._unusable = unmarked_tests.record_device_error(item)
-
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        unusable = self._unusable
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if unusable and report.failed and MARKED not in item.stash:
-            report.sections.append(("accel: unusable device", unusable))
+        if MARKED in item.stash:
+            return report  # The test runs in ranks.
+        if self._unusable and report.failed:
+            report.sections.append(("accel: unusable device", self._unusable))
+        if call.when == "teardown" and not self._unusable and "torch" in sys.modules:
+            from pytest_accel import unmarked_tests
+
+            if not self._session.is_forked_copy and (error := unmarked_tests.device_error(sys.modules["torch"])):
+                self._unusable = f"{item.nodeid} has left a device unusable for this process: {error}"
         return report
 
     # No wrapper: pytest's own hook, which is called first, sets the exception of a unittest.TestCase.

@@ -6,7 +6,6 @@ unusable for later tests in its process. Imported when a session has such a test
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterable
 from typing import Any
 
@@ -14,14 +13,13 @@ import pytest
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.marks import MarkOwners, Marks, closest_marks, mark_text
-from pytest_accel.core.stash_keys import DEVICE_ERROR
 from pytest_accel.verdict import phase_verdict
 
 _REPORTS = "accel-late-mark-reports"
 """Name of the plugin `_Reports`."""
 _PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
-"""The functions of torch's module for a type of devices that `_sticky_error` needs. `torch.cpu` lacks some."""
+"""The functions of torch's module for a type of devices that `device_error` needs. `torch.cpu` lacks some."""
 
 
 # Marks that have changed since the collection
@@ -87,17 +85,8 @@ def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
 # Unusable devices
 
 
-def record_device_error(item: pytest.Item) -> str:
-    """Return a sentence if a device is unusable for this process after `item`, and add the error to the next report."""
-    error = _sticky_error(sys.modules["torch"])
-    if error is None:
-        return ""
-    item.user_properties.append((DEVICE_ERROR, error))
-    return f"{item.nodeid} has left a device unusable for this process: {error}"
-
-
-def _sticky_error(torch: Any) -> str | None:
-    """Return the name of a device and the error that its use in this process always raises now; None if none does.
+def device_error(torch: Any) -> str:
+    """Return the name of a device and the error that its use in this process always raises now; empty if none does.
 
     `torch` is the module that the process has imported; the process need not be a rank. Only devices that the process
     has used are checked. A kernel that fails, for example by an assertion or an illegal access to memory, leaves such
@@ -106,7 +95,7 @@ def _sticky_error(torch: Any) -> str | None:
     kind = torch_api.accelerator_type(torch) or "cpu"
     module: Any = getattr(torch, kind, None)
     if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
-        return None
+        return ""
     for index in range(module.device_count()):
         # Waiting for a device that the process has not used would allocate memory on the device.
         if index == module.current_device() or module.memory_reserved(index):
@@ -114,7 +103,7 @@ def _sticky_error(torch: Any) -> str | None:
             # The first wait clears an error that is not sticky.
             if _error_of(module, name) and (error := _error_of(module, name)):
                 return f"{name}: {error}"
-    return None
+    return ""
 
 
 def _error_of(module: Any, name: str) -> str:
