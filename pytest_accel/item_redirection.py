@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +33,6 @@ class Redirector:
             session.machine,
             session.settings,
             self._why_no_launcher,
-            self._plan_all,
             session.launched,
             hypothetical=planned_machine(session.config) is not None,
         )
@@ -103,12 +102,6 @@ class Redirector:
         features.register(self._session.config, "launcher")
         reason: str | None = self._session.config.hook.pytest_accel_why_no_launcher(launcher=launcher)
         return reason
-
-    def _plan_all(self, plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
-        """Return the plan for the largest number that can run."""
-        hook = features.require(self._session.config, "lists")
-        largest: ItemPlan = hook.pytest_accel_plan_all(plan=plan, at_least=at_least, resources=resources)
-        return largest
 
 
 def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
