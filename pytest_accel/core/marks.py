@@ -83,7 +83,9 @@ def _text(value: object) -> str:
     raise ValueError(value)
 
 
-def _one_of(*words: str) -> Callable[[object], str]:
+def one_of(*words: str) -> Callable[[object], str]:
+    """Return a function that accepts only `words`."""
+
     def read(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
@@ -156,7 +158,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "capability": _Argument(None, 'a version such as "9.0"', _capability),
         "name": _Argument(None, 'a non-empty pattern such as "*H100*"', _text),
         "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', _share),
-        "near": _Argument(None, "one of nvlink, numa, pcie", _one_of("nvlink", "numa", "pcie")),
+        "near": _Argument(None, "one of nvlink, numa, pcie", one_of("nvlink", "numa", "pcie")),
         "fresh": _FRESH,
     },
     "distributed": {
@@ -169,9 +171,9 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "init": _Argument(True, "True or False", _boolean),
         "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', _time),
         "fresh": _FRESH,
-        "visible": _Argument("world", "one of world, rank", _one_of("world", "rank")),
+        "visible": _Argument("world", "one of world, rank", one_of("world", "rank")),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
-        "launcher": _Argument(None, '"mpirun"', _one_of("mpirun")),
+        "launcher": _Argument(None, '"mpirun"', one_of("mpirun")),
     },
 }
 """The arguments of each mark, in the order of its signature.

@@ -36,6 +36,9 @@ class _Hooks:
             excluded.add(self._manager.get_plugin("logging-plugin"))
             plugins = (one.plugin for one in getattr(self._manager.hook, name).get_hookimpls())
             excluded |= {plugin for plugin in plugins if package_of(plugin) in _RANK_ONLY}
+        elif name == "pytest_exception_interact":
+            # The debugger of --pdb runs in the rank that fails: the driver has no frames of the failure.
+            excluded.add(self._manager.get_plugin("pdbinvoke"))
         caller = self._manager.subset_hook_caller(name, excluded - {None})
         setattr(self, name, caller)
         return caller

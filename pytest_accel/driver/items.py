@@ -78,11 +78,6 @@ class MarkedItem(MarkedTest):
         return name == "skipif" or (name == "xfail" and not self.expects_failure)
 
     @property
-    def has_begun(self) -> bool:
-        """True if the test runs, or has run, in a world."""
-        return self._run is not None
-
-    @property
     def world(self) -> int:
         """The number of the world in which the test runs, or has run; 0 if there is none."""
         return 0 if self._run is None else self._run.spec.world
