@@ -297,13 +297,6 @@ def copy_item(item: Any, name: str, nodeid: str) -> Any:
     return copied
 
 
-def count_more_items(config: pytest.Config, number: int) -> None:
-    """Add `number` items, which no collector has returned, to the count of collected items that the terminal shows."""
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    if hasattr(reporter, "_numcollected"):
-        reporter._numcollected += number
-
-
 def rename(item: pytest.Item, name: str, nodeid: str) -> None:
     """Give `item` another name and node id; only the id if it is a method of a `TestCase`, which runs by its name."""
     from _pytest.unittest import TestCaseFunction

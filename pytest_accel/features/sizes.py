@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import copy_item, count_more_items
+from pytest_accel.compat.pytest_shims import copy_item
 from pytest_accel.core.marks import MarkError, check, closest_marks, own_world_size
 from pytest_accel.core.node_refs import give_new_stash, reference
 from pytest_accel.core.stash_keys import OWNERS, VARIANT
@@ -34,8 +34,6 @@ def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: boo
         made = [one for node in group for one in _variants(node, closest_marks(node, owners).distributed, selectable)]
         ids = list(dict.fromkeys(variant for variant, _ in made))
         divided += [node for _, node in sorted(made, key=lambda one: ids.index(one[0]))]
-    if not selectable:
-        count_more_items(config, len(divided) - len(nodes))
     for item in set(nodes).difference(divided):  # Not earlier: another plugin's copy has the same stash.
         item.stash[VARIANT] = None
     nodes[:] = divided
