@@ -27,6 +27,7 @@ from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
     MARKED,
+    NOT_RUN,
     OWNERS,
     RANK_PLUGIN,
     SESSION,
@@ -190,7 +191,7 @@ class UnmarkedTestHooks:
     """Explains failures of tests without a mark that do what only a distributed test can do. Not used in ranks.
 
     Also finds a test that leaves a device unusable for this process, and fails a test whose marks have changed since
-    its collection: it would run in one process, and could pass there.
+    its collection: it would run in one process, and could pass there. Such a failure stands also with a mark xfail.
     """
 
     def __init__(self, session: AccelSession) -> None:
@@ -213,6 +214,10 @@ class UnmarkedTestHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        if call.excinfo is not None and getattr(call.excinfo.value, NOT_RUN, None) is True:
+            from pytest_accel.verdict import phase_verdict
+
+            phase_verdict.report_not_run(report, call.excinfo.value)
         if MARKED in item.stash:
             return report  # The test runs in ranks.
         if self._unusable and report.failed:

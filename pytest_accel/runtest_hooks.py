@@ -95,10 +95,6 @@ class MergedReportHooks:
         marked = marked_of(item)
         if marked is not None:
             marked.complete_report(report, call)
-            if report.failed:
-                from pytest_accel.verdict.phase_verdict import put_cause_first
-
-                put_cause_first(report, call.excinfo.value if call.excinfo is not None else None)
         return report
 
 

@@ -6,7 +6,7 @@ unusable for later tests in its process. Imported when a session has such a test
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -15,8 +15,6 @@ from pytest_accel.compat import torch_api
 from pytest_accel.core.marks import MarkOwners, Marks, closest_marks, mark_text
 from pytest_accel.verdict import phase_verdict
 
-_REPORTS = "accel-late-mark-reports"
-"""Name of the plugin `_Reports`."""
 _PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
 """The functions of torch's module for a type of devices that `device_error` needs. `torch.cpu` lacks some."""
@@ -27,36 +25,12 @@ _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_res
 
 def fail_changed(item: pytest.Item, planned: Marks, present: Marks) -> None:
     """Raise an error, since `item` was `planned` for other marks than those that are `present`."""
-    fail_expected(item.config)
     path, line, _ = item.location
     before, now = (", ".join(mark_text(one) for one in marks if one is not None) for marks in (planned, present))
     raise phase_verdict.not_run(
         f"{path}:{(line or 0) + 1}: the test had {before or 'no mark'} at its collection, and now has "
         f"{now or 'no mark'}; change marks in pytest_collection_modifyitems at the latest"
     )
-
-
-def fail_expected(config: pytest.Config) -> None:
-    """Have tests with a mark xfail fail if they have not run as marked."""
-    if not config.pluginmanager.has_plugin(_REPORTS):
-        config.pluginmanager.register(_Reports(), _REPORTS)
-
-
-class _Reports:
-    """Reports an error of the plugin by its cause, also for a test with a mark xfail: it has not run as marked."""
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        error = call.excinfo.value if call.excinfo is not None else None
-        if not phase_verdict.has_run(error):
-            if hasattr(report, "wasxfail"):
-                del report.wasxfail
-                report.outcome = "failed"
-            phase_verdict.put_cause_first(report, error)
-        return report
 
 
 # Marks of the project

@@ -178,8 +178,7 @@ class MarkedItem(MarkedTest):
     def conclude_report(self, report: pytest.TestReport, error: BaseException | None) -> None:
         """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""
         failed_outside = (
-            not phase_verdict.has_run(error)
-            or (self._run is not None and self._run.was_refused)
+            (self._run is not None and self._run.was_refused)
             or isinstance(error, RankDataError)
             or self._failed_in_merge
         )

@@ -133,10 +133,8 @@ class _LeaseHooks(_Fixture):
 
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[WorldSpec]) -> None:
         """Wait for the leases, one after the other, and add them to `held`. Raise what the setup raises."""
-        from pytest_accel import unmarked_tests
         from pytest_accel.verdict import phase_verdict
 
-        unmarked_tests.fail_expected(item.config)
         if leases.missing is None:
             for key in leases.keys:
                 held.append(self._session.lease(key, item.nodeid))
@@ -179,10 +177,8 @@ def _check_marks(item: pytest.Item) -> None:
     """Fail a test whose marks have changed since its collection: its leases do not match them."""
     leases = item.stash.get(DRIVER_LEASES, None)
     if tuple(item.iter_markers(NEEDS)) != (() if leases is None else leases.marks):
-        from pytest_accel import unmarked_tests
         from pytest_accel.verdict import phase_verdict
 
-        unmarked_tests.fail_expected(item.config)
         raise phase_verdict.not_run(
             "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
         )

@@ -43,6 +43,7 @@ SUITE = """
         pass
     """
 
+
 def _selected(suite: Suite, *options: str) -> set[str]:
     """Return the names of the tests that ``--collect-only`` lists."""
     text = suite.run("--collect-only", "-q", *options, quiet=True).text
