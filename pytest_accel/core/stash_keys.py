@@ -46,12 +46,6 @@ REPLACED = "accel_replaced"
 """Name of the property of a report with the reason why new ranks were started after its test."""
 
 
-def missing_leases(item: pytest.Item) -> str | None:
-    """Return why the session lacks what `item` leases for itself; None if it has all."""
-    leases = item.stash.get(DRIVER_LEASES, None)
-    return None if leases is None else leases.missing
-
-
 def is_rank(config: pytest.Config) -> bool:
     """Return True in a rank, from the start of its session; False in the main process and in an xdist worker."""
     return bool(config.pluginmanager.has_plugin(RANK_PLUGIN))

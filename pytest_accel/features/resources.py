@@ -21,14 +21,13 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.marks import NEEDS, MarkError, mark_text
-from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, missing_leases
+from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.core.units import parse_memory
 from pytest_accel.core.world_key import DriverLeases, WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
 
 if TYPE_CHECKING:
-    from pytest_accel.core.world_key import DriverLeases
     from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.session import AccelSession
 
@@ -164,7 +163,7 @@ class _LeaseHooks(_Fixture):
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        missing = missing_leases(item)
+        missing = item.stash.get(DRIVER_LEASES, DriverLeases(())).missing
         if missing is not None and call.excinfo is not None and call.excinfo.value is self._error:
             report.accel_missing = missing  # type: ignore[attr-defined]
             if report.skipped:
