@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
@@ -376,19 +377,12 @@ class MarkOwners:
         """The names of the project's own marks, if they do not depend on their registration."""
         self._given: dict[int, pytest.Mark] = {}
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
-        self._read = 0
-        """Number of lines that were read for `_registered`: conftests and plugins may add more."""
-        self._registered: frozenset[str] = frozenset()
 
     @property
     def by_rule(self) -> frozenset[str]:
         """The names that are the project's because it has registered them, as far as is known now."""
-        if self._decided is not None:
-            return frozenset()
-        lines = self._lines()
-        if len(lines) != self._read:
-            self._read, self._registered = len(lines), _registered_by_others(lines)
-        return self._registered
+        # Not once for all: conftests and plugins may register more.
+        return frozenset() if self._decided is not None else _registered_by_others(tuple(self._lines()))
 
     @property
     def of_project(self) -> frozenset[str]:
@@ -408,7 +402,8 @@ class MarkOwners:
         self._decided = frozenset(of_project)
 
 
-def _registered_by_others(lines: Iterable[str]) -> frozenset[str]:
+@lru_cache(maxsize=4)
+def _registered_by_others(lines: tuple[str, ...]) -> frozenset[str]:
     """Return the names of the plugin's marks that others have registered, too.
 
     Each line has a name, optional arguments, a colon and a text. A line that begins with the signature of the plugin's
