@@ -7,7 +7,7 @@ All hooks after these two are internal: the kernel calls its features by them, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_accel.core.marks import Marks
-    from pytest_accel.driver.item_plan import ItemPlan, Resources
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.pool.starter import ClusterConnection, LocalStarter, Starter, StarterReports
@@ -75,14 +74,6 @@ def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: boo
     """Put a test for each entry in place of each of the collected `nodes` that has lists in its marks.
 
     `selectable` is True if the command line may select the new tests by their names.
-    """
-
-
-@pytest.hookspec(firstresult=True)
-def pytest_accel_plan_all(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan | None:
-    """Return the plan for the largest number of devices or ranks that can run: a mark has "all".
-
-    ``plan(number)`` returns the plan for a number.
     """
 
 

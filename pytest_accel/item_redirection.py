@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import features, unmarked_tests
+from pytest_accel import features
 from pytest_accel.core.marks import MarkError, Marks, own_world_size
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
@@ -33,7 +33,6 @@ class Redirector:
             session.machine,
             session.settings,
             self._why_no_launcher,
-            self._plan_all,
             session.launched,
             hypothetical=planned_machine(session.config) is not None,
         )
@@ -106,12 +105,6 @@ class Redirector:
         reason: str | None = self._session.config.hook.pytest_accel_why_no_launcher(launcher=launcher)
         return reason
 
-    def _plan_all(self, plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
-        """Return the plan for the largest number that can run."""
-        hook = features.require(self._session.config, "lists")
-        largest: ItemPlan = hook.pytest_accel_plan_all(plan=plan, at_least=at_least, resources=resources)
-        return largest
-
 
 def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
     """Skip the setup of collectors whose tests all run in ranks.
@@ -127,7 +120,6 @@ def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
 
 def make_fail(item: pytest.Item, text: str) -> None:
     """Make `item` an error with this text, also if it is marked xfail. It is not set up, so it is not torn down."""
-    unmarked_tests.fail_expected(item.config)
     item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
     item.teardown = lambda: None  # type: ignore[method-assign]
 

@@ -15,11 +15,11 @@ from pytest_accel import features, fixtures, hooks
 from pytest_accel.core.marks import (
     MARKER_LINES,
     NEEDS,
-    MarkFinder,
     MarkOwners,
+    Marks,
+    closest_marks,
     deselected_marks,
     has_list,
-    has_marks,
     marks_in,
 )
 from pytest_accel.core.source_files import GIVEN_OPTIONS, PlaceRecorder, record_file, restore_in_worker, text_of
@@ -27,6 +27,7 @@ from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
     MARKED,
+    NOT_RUN,
     OWNERS,
     RANK_PLUGIN,
     SESSION,
@@ -39,6 +40,7 @@ from pytest_accel.settings import options
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
 
 _MOST_WORKERS = 64
@@ -189,7 +191,7 @@ class UnmarkedTestHooks:
     """Explains failures of tests without a mark that do what only a distributed test can do. Not used in ranks.
 
     Also finds a test that leaves a device unusable for this process, and fails a test whose marks have changed since
-    its collection: it would run in one process, and could pass there.
+    its collection: it would run in one process, and could pass there. Such a failure stands also with a mark xfail.
     """
 
     def __init__(self, session: AccelSession) -> None:
@@ -207,24 +209,24 @@ class UnmarkedTestHooks:
             _check_marks(item)
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        try:
-            return (yield)
-        finally:
-            # A test with marks runs in ranks.
-            is_here = "torch" in sys.modules and MARKED not in item.stash
-            if is_here and not self._unusable and not self._session.is_forked_copy:
-                from pytest_accel import unmarked_tests
-
-                self._unusable = unmarked_tests.record_device_error(item)
-
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        unusable = self._unusable
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if unusable and report.failed and MARKED not in item.stash:
-            report.sections.append(("accel: unusable device", unusable))
+        if call.excinfo is not None and getattr(call.excinfo.value, NOT_RUN, None) is True:
+            from pytest_accel.verdict import phase_verdict
+
+            phase_verdict.report_not_run(report, call.excinfo.value)
+        if MARKED in item.stash:
+            return report  # The test runs in ranks.
+        if self._unusable and report.failed:
+            report.sections.append(("accel: unusable device", self._unusable))
+        if call.when == "teardown" and not self._unusable and "torch" in sys.modules:
+            from pytest_accel import unmarked_tests
+
+            if not self._session.is_forked_copy and (error := unmarked_tests.device_error(sys.modules["torch"])):
+                self._unusable = f"{item.nodeid} has left a device unusable for this process: {error}"
         return report
 
     # No wrapper: pytest's own hook, which is called first, sets the exception of a unittest.TestCase.
@@ -237,7 +239,7 @@ class UnmarkedTestHooks:
             from pytest_accel.core.missing_mark import name_place
 
             error, about_marks = call.excinfo.value, None
-            if has_marks(item):
+            if any(closest_marks(item)):
                 from pytest_accel import unmarked_tests
 
                 about_marks = unmarked_tests.about_marks(item, item.config.stash[OWNERS])
@@ -262,10 +264,12 @@ class UnmarkedTestHooks:
 
 def _check_marks(item: pytest.Item) -> None:
     """Raise an error if the marks of `item` have changed since it was collected."""
-    if has_marks(item) or MARKED in item.stash:
+    marked: MarkedItem | None = item.stash.get(MARKED, None)
+    planned = Marks() if marked is None else marked.marks
+    if (present := closest_marks(item, item.config.stash[OWNERS])) != planned:
         from pytest_accel import unmarked_tests
 
-        unmarked_tests.check_marks(item)
+        unmarked_tests.fail_changed(item, planned, present)
 
 
 class CollectionHooks:
@@ -327,26 +331,21 @@ class CollectionHooks:
         return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
-        self._divide(items)  # Marks may have been added after their collector had ended.
+    def pytest_collection_modifyitems(self) -> Generator[None, Any, Any]:
         result = yield
-        self._divide(items)  # Hooks may have added marks.
-        self._redirect(items, self._session.settings.shard)
         self._has_modified_items = True
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Redirect marked items that another plugin creates in this hook, as anyio does.
+        """Divide and redirect marked items once all hooks have modified the list of items and added marks.
 
-        They take the place of items of this session's part of the suite, so they are not divided into parts again. The
-        same applies to items that a wrapper around the whole of `pytest_collection_modifyitems` has marked.
+        Redirect afterwards those that another plugin creates in this hook, as anyio does. They take the place of items
+        of this session's part of the suite, so they are not divided into parts again.
         """
         if self._has_modified_items:
-            finder = MarkFinder(self._owners)
-            if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
-                self._divide(session.items)
-                self._redirect(session.items, None)
+            self._divide(session.items)
+            self._redirect(session.items, self._session.settings.shard)
         if self._redirector is not None or any(DRIVER_LEASES in item.stash for item in session.items):
             session.config.hook.pytest_accel_collection_finished(session=self._session, items=session.items)
         before = session.items.copy()
@@ -363,8 +362,8 @@ class CollectionHooks:
 
     def _divide(self, nodes: list[Any], *, selectable: bool = False) -> None:
         """Put tests for the entries of lists in place of tests that have a list in their mark, and were not divided."""
-        finder, config = MarkFinder(self._owners), self._session.config
-        if any(has_list(finder.find(node).distributed) for node in nodes):
+        config = self._session.config
+        if any(has_list(closest_marks(node, self._owners).distributed) for node in nodes):
             features.register(config, "lists")
             config.hook.pytest_accel_divide(config=config, nodes=nodes, selectable=selectable)
 
@@ -374,11 +373,11 @@ class CollectionHooks:
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to another part of the suite.
         """
         config = self._session.config
-        finder = MarkFinder(self._owners)
-        found = {item: marks for item in items if any(marks := finder.find(item))}
+        found = {item: marks for item in items if any(marks := closest_marks(item, self._owners))}
         wrong: dict[pytest.Item, str] = {}
         # Without any other mark of the plugin, `needs` may be a mark of a suite that does not use the plugin.
-        if NEEDS in finder.names and (found or options.find(config, options.RESOURCES) is not None):
+        may_need = found or options.find(config, options.RESOURCES) is not None
+        if may_need and any(item.get_closest_marker(NEEDS) is not None for item in items):
             features.register(config, "needs")
             wrong = config.hook.pytest_accel_read_needs(session=self._session, items=items) or {}
         if wrong:

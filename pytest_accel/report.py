@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.stash_keys import (
-    DEVICE_ERROR,
     MARKED,
     NOT_TORN_DOWN,
     OWNERS,
@@ -146,27 +145,10 @@ class ReportHooks:
             tests = Counter(report.accel_condition for report in reports if hasattr(report, "accel_condition"))
             counts = [f"{text}: {count_text(count, 'test')}" for text, count in tests.most_common()]
             yield f"accel: {word} by a condition on what only ranks have", [*files, *counts, ADVICE]
-        errors = [
-            (report, name.partition("[")[0], error)  # With several ranks, the name of each follows.
-            for report in reports
-            for name, error in getattr(report, "user_properties", ())
-            if isinstance(name, str)
-        ]
-        unusable = {
-            f"{getattr(report, 'worker_id', '')} {report.nodeid}: {error}".lstrip()
-            for report, name, error in errors
-            if name == DEVICE_ERROR
-        }
-        after = "the tests after it ran in the same process; tests with marks run in ranks, which are replaced"
-        yield (
-            "accel: tests that left a device unusable for their process",
-            [*sorted(unusable), *[after][: len(unusable)]],
-        )
-        lost = {f"{report.nodeid}: {fixtures}" for report, name, fixtures in errors if name == NOT_TORN_DOWN}
-        yield "accel: fixtures that were not torn down, since their ranks had died or hung", sorted(lost)
+        lost = "accel: fixtures that were not torn down, since their ranks had died or hung"
+        yield lost, _properties(reports, NOT_TORN_DOWN)
         if config.get_verbosity() > 0:
-            seen = {f"{report.nodeid}: {reason}" for report, name, reason in errors if name == REPLACED}
-            yield "accel: tests after which new ranks were started", sorted(seen)
+            yield "accel: tests after which new ranks were started", _properties(reports, REPLACED)
         yield "rerun", [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
 
     def _sections_of_pool(self, config: pytest.Config) -> Iterator[tuple[str, list[str]]]:
@@ -181,3 +163,15 @@ class ReportHooks:
             lines = sentences.interrupted_lines(interrupted, folders_of(config))
             yield f"accel: the interrupted ranks{name}", list(lines)
         yield _ERRORS, list(map(sentences.problem_lines, pool.summary.errors))
+
+
+def _properties(reports: Sequence[Any], wanted: str) -> list[str]:
+    """Return a line for each test whose `reports` have the property `wanted`, with its value."""
+    return sorted(
+        {
+            f"{report.nodeid}: {value}"
+            for report in reports
+            for name, value in getattr(report, "user_properties", ())
+            if name == wanted
+        }
+    )

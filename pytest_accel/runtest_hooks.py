@@ -18,22 +18,11 @@ class RuntestHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._driver = session.driver
-        self._post_mortem: Any = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if not self._session.is_worker:
             _link(session.items)
-        # The debugger for a failure in ranks runs in a rank; the driver has no frames of it. Call pdbinvoke only for
-        # other failures.
-        plugins = session.config.pluginmanager
-        self._post_mortem = plugins.unregister(name="pdbinvoke") if plugins.has_plugin("pdbinvoke") else None
-
-    @pytest.hookimpl
-    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        marked = marked_of(node)
-        if self._post_mortem is not None and (marked is None or not marked.has_begun):
-            self._post_mortem.pytest_exception_interact(node, call, report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
@@ -106,10 +95,6 @@ class MergedReportHooks:
         marked = marked_of(item)
         if marked is not None:
             marked.complete_report(report, call)
-            if report.failed:
-                from pytest_accel.verdict.phase_verdict import put_cause_first
-
-                put_cause_first(report, call.excinfo.value if call.excinfo is not None else None)
         return report
 
 

@@ -6,66 +6,31 @@ unusable for later tests in its process. Imported when a session has such a test
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from pytest_accel.compat import torch_api
-from pytest_accel.core.marks import MarkFinder, MarkOwners, Marks, mark_text
-from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, OWNERS
+from pytest_accel.core.marks import MarkOwners, Marks, closest_marks, mark_text
 from pytest_accel.verdict import phase_verdict
 
-if TYPE_CHECKING:
-    from pytest_accel.driver.items import MarkedItem
-
-_REPORTS = "accel-late-mark-reports"
-"""Name of the plugin `_Reports`."""
 _PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
-"""The functions of torch's module for a type of devices that `_sticky_error` needs. `torch.cpu` lacks some."""
+"""The functions of torch's module for a type of devices that `device_error` needs. `torch.cpu` lacks some."""
 
 
 # Marks that have changed since the collection
 
 
-def check_marks(item: pytest.Item) -> None:
-    """Raise an error if the marks of `item` are not those from which its plan was made."""
-    marked: MarkedItem | None = item.stash.get(MARKED, None)
-    planned, present = Marks() if marked is None else marked.marks, MarkFinder(item.config.stash[OWNERS]).find(item)
-    if present == planned:
-        return
-    fail_expected(item.config)
+def fail_changed(item: pytest.Item, planned: Marks, present: Marks) -> None:
+    """Raise an error, since `item` was `planned` for other marks than those that are `present`."""
     path, line, _ = item.location
     before, now = (", ".join(mark_text(one) for one in marks if one is not None) for marks in (planned, present))
     raise phase_verdict.not_run(
         f"{path}:{(line or 0) + 1}: the test had {before or 'no mark'} at its collection, and now has "
         f"{now or 'no mark'}; change marks in pytest_collection_modifyitems at the latest"
     )
-
-
-def fail_expected(config: pytest.Config) -> None:
-    """Have tests with a mark xfail fail if they have not run as marked."""
-    if not config.pluginmanager.has_plugin(_REPORTS):
-        config.pluginmanager.register(_Reports(), _REPORTS)
-
-
-class _Reports:
-    """Reports an error of the plugin by its cause, also for a test with a mark xfail: it has not run as marked."""
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        error = call.excinfo.value if call.excinfo is not None else None
-        if not phase_verdict.has_run(error):
-            if hasattr(report, "wasxfail"):
-                del report.wasxfail
-                report.outcome = "failed"
-            phase_verdict.put_cause_first(report, error)
-        return report
 
 
 # Marks of the project
@@ -82,7 +47,7 @@ def header_line(names: Iterable[str]) -> str:
 
 def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
     """Return a sentence on a mark of the project that `item` has; None if it has none."""
-    found = [mark.name for mark in MarkFinder().find(item) if mark is not None and not owners.is_ours(mark)]
+    found = [mark.name for mark in closest_marks(item) if mark is not None and not owners.is_ours(mark)]
     if not found:
         return None
     return (
@@ -94,17 +59,8 @@ def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
 # Unusable devices
 
 
-def record_device_error(item: pytest.Item) -> str:
-    """Return a sentence if a device is unusable for this process after `item`, and add the error to the next report."""
-    error = _sticky_error(sys.modules["torch"])
-    if error is None:
-        return ""
-    item.user_properties.append((DEVICE_ERROR, error))
-    return f"{item.nodeid} has left a device unusable for this process: {error}"
-
-
-def _sticky_error(torch: Any) -> str | None:
-    """Return the name of a device and the error that its use in this process always raises now; None if none does.
+def device_error(torch: Any) -> str:
+    """Return the name of a device and the error that its use in this process always raises now; empty if none does.
 
     `torch` is the module that the process has imported; the process need not be a rank. Only devices that the process
     has used are checked. A kernel that fails, for example by an assertion or an illegal access to memory, leaves such
@@ -113,7 +69,7 @@ def _sticky_error(torch: Any) -> str | None:
     kind = torch_api.accelerator_type(torch) or "cpu"
     module: Any = getattr(torch, kind, None)
     if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
-        return None
+        return ""
     for index in range(module.device_count()):
         # Waiting for a device that the process has not used would allocate memory on the device.
         if index == module.current_device() or module.memory_reserved(index):
@@ -121,7 +77,7 @@ def _sticky_error(torch: Any) -> str | None:
             # The first wait clears an error that is not sticky.
             if _error_of(module, name) and (error := _error_of(module, name)):
                 return f"{name}: {error}"
-    return None
+    return ""
 
 
 def _error_of(module: Any, name: str) -> str:

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
@@ -78,20 +78,6 @@ def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
     The definitions are known from the item's setup to its teardown.
     """
     return tuple(getattr(getattr(item, "_request", None), "_fixture_defs", {}).values())
-
-
-def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
-    """Yield the names of the fixtures that `item` uses and that `module` defines, in the order of their setup.
-
-    A fixture is left out if the suite has replaced it by a fixture of the same name that does not use it.
-    """
-    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    for name in getattr(item, "fixturenames", ()):
-        for definition in reversed(definitions.get(name, ())):
-            if definition.func.__module__ == module:
-                yield name
-            if name not in definition.argnames:
-                break
 
 
 def wider_fixtures(item: pytest.Item) -> list[str]:
@@ -221,41 +207,6 @@ def captured_log(config: pytest.Config) -> Any:
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
 
 
-def attach_log_handlers_directly() -> None:
-    """Make pytest attach its handlers of captured logs without the methods of loggers, and so without their lock.
-
-    It attaches two handlers to each logger that does not propagate, in each phase. torch has 42 such loggers, which
-    takes a tenth of the processor time of a small test, and a third of that without the 516 locks.
-    """
-    import _pytest.logging
-
-    original: Any = _pytest.logging.catching_logs
-    if "attached_loggers" not in getattr(original, "__slots__", ()):
-        return  # Another release, which may attach handlers only to the root logger.
-
-    class CatchingLogs(original):  # type: ignore[misc]
-        def __enter__(self) -> Any:
-            root = logging.getLogger()
-            if self.level is not None:
-                self.handler.setLevel(self.level)
-                self.orig_level = root.level
-                root.setLevel(min(root.level, self.level))
-            loggers = [one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
-            self.attached_loggers = [root, *[one for one in loggers if not one.propagate]]
-            for one in self.attached_loggers:
-                one.handlers.append(self.handler)
-            return self.handler
-
-        def __exit__(self, *_: object) -> None:
-            if self.level is not None:
-                logging.getLogger().setLevel(self.orig_level)
-            for one in self.attached_loggers:
-                if self.handler in one.handlers:  # A test may have removed all handlers.
-                    one.handlers.remove(self.handler)
-
-    _pytest.logging.catching_logs = CatchingLogs  # type: ignore[misc]
-
-
 def log_file_handler(config: pytest.Config) -> Any:
     """Return the handler that writes the log file of this process (``log_file``); None if the plugin is disabled."""
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
@@ -291,53 +242,6 @@ def hide_names_of_tests(config: pytest.Config) -> None:
     vars(config)["getoption"] = lambda name, *args, **named: name != "setupshow" and original(name, *args, **named)
 
 
-class WithoutFixtures:
-    """Base of items with a request, in each rerun too, that sets up no fixtures, since their ranks set them up.
-
-    The item's own data (fixture names, parameters, marks, function) does not change, for plugins that report it.
-    """
-
-    __slots__ = ()
-
-    def _initrequest(self: Any) -> None:
-        # Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope.
-        if hasattr(super(), "_initrequest"):
-            self.funcargs: dict[str, Any] = {}
-            self._request = _request_without_fixtures()(self, _ispytest=True)
-
-
-def leave_fixtures_to_ranks(item: Any) -> None:
-    """Give `item`, whose class has the base `WithoutFixtures`, such a request now."""
-    if hasattr(item, "_request"):
-        item._initrequest()
-
-
-@functools.cache
-def _request_without_fixtures() -> Any:
-    """Return the class of requests that set up no fixtures."""
-    from _pytest.fixtures import FuncFixtureInfo, TopRequest
-
-    class NoFixtureManager:
-        """Replaces pytest's fixture manager, and has no fixtures."""
-
-        def getfixtureinfo(self, *args: object, **kwargs: object) -> FuncFixtureInfo:
-            return FuncFixtureInfo((), (), [], {})
-
-        def getfixturedefs(self, *args: object, **kwargs: object) -> None:
-            return None
-
-    class NoFixturesRequest(TopRequest):  # type: ignore[misc]
-        """The request of a test whose fixtures are set up in other processes."""
-
-        _fixturemanager: Any = NoFixtureManager()
-
-        def _get_active_fixturedef(self, argname: str) -> Any:
-            name = self.node.nodeid
-            raise LookupError(f"the fixture {argname!r} of {name} is set up in the test's ranks, not in this process")
-
-    return NoFixturesRequest
-
-
 def copy_item(item: Any, name: str, nodeid: str) -> Any:
     """Return a copy of the test `item` with another name and node id. The caller gives it a stash of its own."""
     from _pytest.mark.structures import NodeKeywords
@@ -356,13 +260,6 @@ def copy_item(item: Any, name: str, nodeid: str) -> Any:
     if hasattr(copied, "_initrequest"):
         copied._initrequest()
     return copied
-
-
-def count_more_items(config: pytest.Config, number: int) -> None:
-    """Add `number` items, which no collector has returned, to the count of collected items that the terminal shows."""
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    if hasattr(reporter, "_numcollected"):
-        reporter._numcollected += number
 
 
 def rename(item: pytest.Item, name: str, nodeid: str) -> None:

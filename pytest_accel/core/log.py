@@ -46,15 +46,18 @@ def start_session(config: pytest.Config, path: str | None) -> None:
     """
     if is_on():
         return
-    try:
-        if wanted := path or os.environ.get(VARIABLE):
-            changed = pytest.MonkeyPatch()
-            config.add_cleanup(changed.undo)
-            # An absolute path: the processes of the session may have other working directories.
-            changed.setenv(VARIABLE, os.path.realpath(config.invocation_params.dir / wanted))
-        start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
-    except OSError as error:
-        raise pytest.UsageError(f"--accel-log {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None
+    if wanted := path or os.environ.get(VARIABLE):
+        # An absolute path: the processes of the session may have other working directories.
+        file = os.path.realpath(config.invocation_params.dir / wanted)
+        try:
+            with open(file, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            raise pytest.UsageError(f"--accel-log {file}: cannot be opened: {error.strerror}") from None
+        changed = pytest.MonkeyPatch()
+        config.add_cleanup(changed.undo)
+        changed.setenv(VARIABLE, file)
+    start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
     config.add_cleanup(stop)
     step("pytest starts: %s", " ".join(map(str, config.invocation_params.args)))
 
@@ -62,27 +65,19 @@ def start_session(config: pytest.Config, path: str | None) -> None:
 def start(role: str) -> None:
     """Begin to write the steps of this process, whose role is `role`, to the file that the environment names, if any.
 
-    In a process forked from a process with a log, only change the role. Raise OSError if the file cannot be
-    opened.
+    In a process forked from a process with a log, only change the role. A test must not fail because its machine lacks
+    the folder of the file: then this process and its children have no log.
     """
     _logger.name = role
     path = os.environ.get(VARIABLE)
     if path and not _logger.handlers:
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        try:
+            handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        except OSError:
+            del os.environ[VARIABLE]
+            return
         handler.setFormatter(_Lines())
         _logger.addHandler(handler)
-
-
-def start_here(role: str) -> None:
-    """Call :func:`start` in a process that a session has started.
-
-    A test must not fail because its machine lacks the folder of the file. Then this process and its children
-    have no log.
-    """
-    try:
-        start(role)
-    except OSError:
-        del os.environ[VARIABLE]
 
 
 def is_on() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
@@ -83,7 +84,9 @@ def _text(value: object) -> str:
     raise ValueError(value)
 
 
-def _one_of(*words: str) -> Callable[[object], str]:
+def one_of(*words: str) -> Callable[[object], str]:
+    """Return a function that accepts only `words`."""
+
     def read(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
@@ -156,7 +159,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "capability": _Argument(None, 'a version such as "9.0"', _capability),
         "name": _Argument(None, 'a non-empty pattern such as "*H100*"', _text),
         "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', _share),
-        "near": _Argument(None, "one of nvlink, numa, pcie", _one_of("nvlink", "numa", "pcie")),
+        "near": _Argument(None, "one of nvlink, numa, pcie", one_of("nvlink", "numa", "pcie")),
         "fresh": _FRESH,
     },
     "distributed": {
@@ -169,9 +172,9 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "init": _Argument(True, "True or False", _boolean),
         "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', _time),
         "fresh": _FRESH,
-        "visible": _Argument("world", "one of world, rank", _one_of("world", "rank")),
+        "visible": _Argument("world", "one of world, rank", one_of("world", "rank")),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
-        "launcher": _Argument(None, '"mpirun"', _one_of("mpirun")),
+        "launcher": _Argument(None, '"mpirun"', one_of("mpirun")),
     },
 }
 """The arguments of each mark, in the order of its signature.
@@ -194,7 +197,6 @@ def _signature(name: str) -> str:
 MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECTS.items())
 """Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
 _DESELECTED = re.compile(r"\bnot\s+(devices|distributed)\b(?!\s*\()")
-_COMPARED = re.compile(r"\b(devices|distributed)\s*\(")
 _MENTIONED = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 
 
@@ -206,11 +208,6 @@ def marks_in(text: str) -> set[str]:
 def deselected_marks(expression: str) -> set[str]:
     """Return the plugin's marks whose tests the `expression` of ``-m`` seems to deselect."""
     return set(_DESELECTED.findall(expression))
-
-
-def compares_arguments(expression: str) -> bool:
-    """Return whether the `expression` of ``-m`` compares arguments of the plugin's marks."""
-    return _COMPARED.search(expression) is not None
 
 
 def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
@@ -380,19 +377,12 @@ class MarkOwners:
         """The names of the project's own marks, if they do not depend on their registration."""
         self._given: dict[int, pytest.Mark] = {}
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
-        self._read = 0
-        """Number of lines that were read for `_registered`: conftests and plugins may add more."""
-        self._registered: frozenset[str] = frozenset()
 
     @property
     def by_rule(self) -> frozenset[str]:
         """The names that are the project's because it has registered them, as far as is known now."""
-        if self._decided is not None:
-            return frozenset()
-        lines = self._lines()
-        if len(lines) != self._read:
-            self._read, self._registered = len(lines), _registered_by_others(lines)
-        return self._registered
+        # Not once for all: conftests and plugins may register more.
+        return frozenset() if self._decided is not None else _registered_by_others(tuple(self._lines()))
 
     @property
     def of_project(self) -> frozenset[str]:
@@ -412,7 +402,8 @@ class MarkOwners:
         self._decided = frozenset(of_project)
 
 
-def _registered_by_others(lines: Iterable[str]) -> frozenset[str]:
+@lru_cache(maxsize=4)
+def _registered_by_others(lines: tuple[str, ...]) -> frozenset[str]:
     """Return the names of the plugin's marks that others have registered, too.
 
     Each line has a name, optional arguments, a colon and a text. A line that begins with the signature of the plugin's
@@ -430,82 +421,40 @@ def registered(lines: Iterable[str]) -> frozenset[str]:
 # Lookup
 
 
-class MarkFinder:
-    """Finds the closest marks of each test. There may be thousands of tests without marks; they cost almost nothing.
-
-    The marks of modules, classes and packages are read once, when the first of their tests is looked up. The finder
-    does not see marks that a hook adds to them afterwards. Marks of the tests themselves are always read.
+def closest_marks(item: pytest.Item, owners: MarkOwners | None = None) -> Marks:
+    """Return the closest marks of `item` that are the plugin's, as `owners` decides; all marks of these names without.
 
     A parameter is closer than its function, and a class is closer than its bases. (pytest's own ``get_closest_marker``
     orders both pairs the other way round.) If a function has several marks of one name, the first counts, as everywhere
     in pytest: the lowest decorator, then marks that a hook adds with ``item.add_marker``. A hook can put its mark first
     with ``append=False``.
+
+    This is called several times for each test, also in sessions without marks: a call takes about a microsecond.
     """
-
-    def __init__(self, owners: MarkOwners | None = None) -> None:
-        """Find the plugin's marks, as `owners` decides; without `owners`, also the project's marks of these names."""
-        self._owners = owners
-        self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
-        self.names: set[str] = set()
-        """The names of all marks of the tests that were looked up, also of marks that are not the plugin's."""
-        self._last_parent: object = None
-        self._last_inherited = Marks()
-
-    def find(self, item: pytest.Item) -> Marks:
-        """Return the closest marks of `item`."""
-        parent: Any = item.parent
-        # Tests arrive grouped by module and class, so the previous test usually has the same parent.
-        if parent is not self._last_parent:
-            self._last_inherited = self._marks_of(parent)
-            self._last_parent = parent
-        own = item.own_markers
-        if not own:
-            return self._last_inherited
-        # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
-        callspec = getattr(item, "callspec", None)
-        return self._closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
-
-    def _marks_of(self, node: Any) -> Marks:
-        """Return the closest marks of the collector `node`, including inherited marks."""
-        if node is None:
-            return Marks()
-        marks = self._marks_by_node.get(node)
-        if marks is None:
-            # own_markers of a class lists the marks of its bases before its own.
-            own = reversed(node.own_markers) if isinstance(node, pytest.Class) else node.own_markers
-            marks = self._marks_by_node[node] = self._closest(own, self._marks_of(node.parent))
-        return marks
-
-    def _closest(self, own: Iterable[pytest.Mark], inherited: Marks) -> Marks:
-        devices = distributed = None
-        for mark in own:
-            self.names.add(mark.name)
-            if mark.name not in _ARGUMENTS or (self._owners is not None and not self._owners.is_ours(mark)):
+    devices = distributed = None
+    node: Any = item
+    while node is not None:
+        for mark in _own_marks(node) if node.own_markers else ():
+            if mark.name not in _ARGUMENTS or (owners is not None and not owners.is_ours(mark)):
                 continue
             if mark.name == "devices":
                 devices = devices or mark
             else:
                 distributed = distributed or mark
-        if devices is None and distributed is None:
-            return inherited
-        return Marks(devices or inherited.devices, distributed or inherited.distributed)
+        node = node.parent
+    return Marks(devices, distributed)
+
+
+def _own_marks(node: Any) -> Iterable[pytest.Mark]:
+    """Return the marks of `node` itself, the closest first."""
+    if isinstance(node, pytest.Class):
+        return reversed(node.own_markers)  # The marks of its bases come before its own.
+    # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
+    callspec = getattr(node, "callspec", None)
+    return node.own_markers if callspec is None else (*callspec.marks, *node.own_markers)
 
 
 def own_world_size(item: pytest.Item) -> object:
     """Return the value of a parameter ``world_size`` of the test itself; None if it has no such parameter."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get("world_size")
-
-
-def has_marks(item: pytest.Item) -> bool:
-    """Return whether `item`, or a collector that it is in, has a mark with the name of one of the plugin's.
-
-    This is called for every test while tests run, so it takes a tenth of the time of a new `MarkFinder`.
-    """
-    node: Any = item
-    while node is not None:
-        for mark in node.own_markers:
-            if mark.name in _ARGUMENTS:
-                return True
-        node = node.parent
-    return False

@@ -9,8 +9,6 @@ import pytest
 if TYPE_CHECKING:
     from pytest_accel.core.world_key import WorldKey
 
-FIXTURES = "pytest_accel.fixtures"
-"""The module that defines the fixtures."""
 _OF_RANKS = frozenset(
     (
         *("rank", "local_rank", "node_rank", "world_size", "process_group", "device_mesh"),

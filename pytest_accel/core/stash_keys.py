@@ -36,20 +36,14 @@ SKIPPED_FILES = "accel_skipped_files"
 """Key of `AccelSession.skipped_files` in the ``workeroutput`` of an xdist worker."""
 CAUSE = "accel_cause"
 """Name of the property of a report with the cause of a failure in ranks (`verdict.causes`)."""
+NOT_RUN = "accel_not_run"
+"""Name of the attribute of an exception by which a test fails that has not run as marked."""
 LAUNCHED_RANKS = "accel_launched_ranks"
 """Name of the property of a report with the number of ranks that a call of the fixture `launch` has started."""
-DEVICE_ERROR = "accel_device_error"
-"""Name of the property of a report with the error that every later use of a device in the test's process raises."""
 NOT_TORN_DOWN = "accel_not_torn_down"
 """Name of the property of a report with fixtures that were not torn down, and the ranks that had ended."""
 REPLACED = "accel_replaced"
 """Name of the property of a report with the reason why new ranks were started after its test."""
-
-
-def missing_leases(item: pytest.Item) -> str | None:
-    """Return why the session lacks what `item` leases for itself; None if it has all."""
-    leases = item.stash.get(DRIVER_LEASES, None)
-    return None if leases is None else leases.missing
 
 
 def is_rank(config: pytest.Config) -> bool:

@@ -16,9 +16,7 @@ def write(path: str, text: str) -> None:
     Raise OSError if that fails. The old file is kept then.
     """
     path = _followed(path)
-    folder = os.path.dirname(path)
-    if not os.path.exists(folder):
-        os.makedirs(folder, exist_ok=True)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = _temporary(path)
     try:
         with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import WithoutFixtures, left_out_conftests
+from pytest_accel.compat.pytest_shims import left_out_conftests
 from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.stash_keys import MARKED
 
-_RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
+_RANK_ONLY = ("_hypothesis_pytestplugin", "pytest_factoryboy", "pytest_socket")
 """Packages whose hooks around the phases of a test change the process, or use the fixtures of the test."""
 _CONDITIONAL = ("skip", "skipif", "xfail")
 """The marks that a driver may leave to the ranks (`MarkedItem.leaves_to_ranks`)."""
@@ -36,6 +36,9 @@ class _Hooks:
             excluded.add(self._manager.get_plugin("logging-plugin"))
             plugins = (one.plugin for one in getattr(self._manager.hook, name).get_hookimpls())
             excluded |= {plugin for plugin in plugins if package_of(plugin) in _RANK_ONLY}
+        elif name == "pytest_exception_interact":
+            # The debugger of --pdb runs in the rank that fails: the driver has no frames of the failure.
+            excluded.add(self._manager.get_plugin("pdbinvoke"))
         caller = self._manager.subset_hook_caller(name, excluded - {None})
         setattr(self, name, caller)
         return caller
@@ -45,7 +48,7 @@ _HOOKS: pytest.StashKey[dict[Path, _Hooks]] = pytest.StashKey()
 """The hooks of each file, which its items share."""
 
 
-class _Redirected(WithoutFixtures, pytest.Item):
+class _Redirected(pytest.Item):
     """Base of the classes of marked items. Their phases are those of the `MarkedItem` in the stash.
 
     Methods of a class, because four bound methods in each item take 1 KB. They leave out the plugins that must act only

@@ -21,7 +21,7 @@ from pytest_accel.core.source_files import recorded_digest
 from pytest_accel.core.world_key import Needs, WorldKey, backend_names
 from pytest_accel.hardware.inventory import Inventory, Machine, without_figures
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.hardware.shares import fraction
+from pytest_accel.hardware.shares import WHOLE, fraction, parts
 from pytest_accel.pool.starter import Elsewhere
 from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
@@ -53,8 +53,6 @@ class Resources:
     settings: Settings
     launcher_missing: Callable[[str], str | None]
     """Returns why a launcher cannot be used on this machine, or None if it can."""
-    plan_all: Callable[[Callable[[int], ItemPlan], int, Resources], ItemPlan]
-    """Returns the plan of a test that takes all devices; see the hook `pytest_accel_plan_all`."""
     launched: LaunchedProcesses | None = None
     """The processes that a launcher has started, or None if there is only this process."""
     hypothetical: bool = False
@@ -112,7 +110,32 @@ def plan_item(found: marks.Marks, chosen: Mapping[str, object], resources: Resou
             missing = _backend_missing(key)
         return ItemPlan(key, timeout, missing, _number_of_devices(key, resources))
 
-    return resources.plan_all(plan, at_least, resources) if number == marks.ALL else plan(number)
+    return _largest_plan(plan, at_least, resources) if number == marks.ALL else plan(number)
+
+
+def _largest_plan(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
+    """Return the plan for the largest number that the session can run; if it can run none, the plan for `at_least`.
+
+    A mark has "all", and ``plan(number)`` returns the plan for a number of devices or ranks. Without devices, the
+    launched processes are the limit, or else the CPU cores: more ranks would be slower.
+    """
+    several = max(at_least, 2)
+    key, launched = plan(several).key, resources.launched
+    need = key.need
+    if key.grouped and launched is not None:
+        most = launched.capacity
+    elif need is None:
+        most = resources.machine.slots
+    else:
+        devices = resources.inventory(key.kind).devices
+        # Ranks that may use one device together find several places on it.
+        places = (WHOLE // (parts(need.share, device) or WHOLE) if need.sets > 1 else 1 for device in devices)
+        most = sum(places) // (need.count // several)
+    found = next((one for one in map(plan, range(most, at_least, -1)) if one.missing is None), plan(at_least))
+    if need is None and most < at_least and found.missing is None:
+        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
+        return replace(found, missing=missing)
+    return found
 
 
 def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks, wider_fixtures
+from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.stash_keys import MARKED, NOT_TORN_DOWN, VARIANT
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.python_stacks import stack_text
@@ -67,7 +66,6 @@ class MarkedItem(MarkedTest):
         for name in ("setup", "runtest", "teardown", "repr_failure"):
             vars(self.item).pop(name, None)  # A plugin may have replaced the method, also in the original of a copy.
         self.item.__class__ = redirected(type(self.item))
-        leave_fixtures_to_ranks(self.item)
 
     def leaves_to_ranks(self, name: str | None) -> bool:
         """Return whether only the ranks evaluate the test's marks `name`."""
@@ -78,11 +76,6 @@ class MarkedItem(MarkedTest):
             conftests = (folder / "conftest.py" for folder in self.item.path.parents)
             return any(map(mentions_ranks, map(str, (self.item.path, *conftests))))
         return name == "skipif" or (name == "xfail" and not self.expects_failure)
-
-    @property
-    def has_begun(self) -> bool:
-        """True if the test runs, or has run, in a world."""
-        return self._run is not None
 
     @property
     def world(self) -> int:
@@ -105,7 +98,6 @@ class MarkedItem(MarkedTest):
         self.forget_run()
         retract(self.item)
         if self.missing is not None:
-            self._fail_without_mark()
             if self._driver.settings.strict:
                 message = f"{self.missing} (--accel-strict)"
                 self._verdicts["setup"] = Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
@@ -131,14 +123,6 @@ class MarkedItem(MarkedTest):
         if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
             return verdict.representation(self.item)
         return None
-
-    def _fail_without_mark(self) -> None:
-        """Fail the test, which is about to be skipped, if a fixture would fail it on a machine with the devices."""
-        for fixture in fixtures_from(self.item, FIXTURES):
-            error = missing_mark(fixture, self.key)
-            if error is not None:
-                name_place(error, self.item)
-                raise error
 
     def _phase(self, when: When) -> None:
         __tracebackhide__ = True
@@ -194,8 +178,7 @@ class MarkedItem(MarkedTest):
     def conclude_report(self, report: pytest.TestReport, error: BaseException | None) -> None:
         """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""
         failed_outside = (
-            not phase_verdict.has_run(error)
-            or (self._run is not None and self._run.was_refused)
+            (self._run is not None and self._run.was_refused)
             or isinstance(error, RankDataError)
             or self._failed_in_merge
         )

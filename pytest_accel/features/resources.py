@@ -21,14 +21,13 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.marks import NEEDS, MarkError, mark_text
-from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, missing_leases
+from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.core.units import parse_memory
 from pytest_accel.core.world_key import DriverLeases, WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
 
 if TYPE_CHECKING:
-    from pytest_accel.core.world_key import DriverLeases
     from pytest_accel.messages.world_spec import WorldSpec
     from pytest_accel.session import AccelSession
 
@@ -133,10 +132,8 @@ class _LeaseHooks(_Fixture):
 
     def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[WorldSpec]) -> None:
         """Wait for the leases, one after the other, and add them to `held`. Raise what the setup raises."""
-        from pytest_accel import unmarked_tests
         from pytest_accel.verdict import phase_verdict
 
-        unmarked_tests.fail_expected(item.config)
         if leases.missing is None:
             for key in leases.keys:
                 held.append(self._session.lease(key, item.nodeid))
@@ -166,7 +163,7 @@ class _LeaseHooks(_Fixture):
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        missing = missing_leases(item)
+        missing = item.stash.get(DRIVER_LEASES, DriverLeases(())).missing
         if missing is not None and call.excinfo is not None and call.excinfo.value is self._error:
             report.accel_missing = missing  # type: ignore[attr-defined]
             if report.skipped:
@@ -179,10 +176,8 @@ def _check_marks(item: pytest.Item) -> None:
     """Fail a test whose marks have changed since its collection: its leases do not match them."""
     leases = item.stash.get(DRIVER_LEASES, None)
     if tuple(item.iter_markers(NEEDS)) != (() if leases is None else leases.marks):
-        from pytest_accel import unmarked_tests
         from pytest_accel.verdict import phase_verdict
 
-        unmarked_tests.fail_expected(item.config)
         raise phase_verdict.not_run(
             "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
         )

@@ -1,9 +1,8 @@
-"""Marks with lists of world sizes and backends, and with "all", for as many devices or ranks as there are.
+"""Marks with lists of world sizes and backends.
 
 Each entry of a list becomes a test: a copy of pytest's item with an id of its own, and with the chosen entries in its
 stash (`VARIANT`). Pytest's own parametrization knows functions only, and no mark of a parameter or a hook. Ranks
-collect the test as it is, and run it by the name that the driver sends. "all" becomes a number in each plan of a test,
-since ``--accel-plan`` also plans for other machines.
+collect the test as it is, and run it by the name that the driver sends.
 
 The kernel checks the arguments (`core/marks.py`), and plans with the chosen entries (`driver/item_plan.py`).
 
@@ -12,20 +11,17 @@ Tests: ``tests/features/sizes``. Page: ``docs/reference/marks.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby, product
 from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import copy_item, count_more_items
-from pytest_accel.core.marks import MarkError, MarkFinder, check, own_world_size
+from pytest_accel.compat.pytest_shims import copy_item
+from pytest_accel.core.marks import MarkError, check, closest_marks, own_world_size
 from pytest_accel.core.node_refs import give_new_stash, reference
 from pytest_accel.core.stash_keys import OWNERS, VARIANT
-from pytest_accel.driver.item_plan import ItemPlan, Resources
-from pytest_accel.hardware.shares import WHOLE, parts
 
 
 def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: bool) -> None:
@@ -33,13 +29,11 @@ def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: boo
 
     Adjacent tests of one function are ordered by entry: tests in worlds of one size are best run one after the other.
     """
-    finder, divided = MarkFinder(config.stash[OWNERS]), []
+    owners, divided = config.stash[OWNERS], []
     for _, group in groupby(nodes, key=lambda node: (node.parent, getattr(node, "originalname", node.name))):
-        made = [one for node in group for one in _variants(node, finder.find(node).distributed, selectable)]
+        made = [one for node in group for one in _variants(node, closest_marks(node, owners).distributed, selectable)]
         ids = list(dict.fromkeys(variant for variant, _ in made))
         divided += [node for _, node in sorted(made, key=lambda one: ids.index(one[0]))]
-    if not selectable:
-        count_more_items(config, len(divided) - len(nodes))
     for item in set(nodes).difference(divided):  # Not earlier: another plugin's copy has the same stash.
         item.stash[VARIANT] = None
     nodes[:] = divided
@@ -69,27 +63,3 @@ def _variants(node: Any, mark: pytest.Mark | None, selectable: bool) -> Iterator
         give_new_stash(copied)
         copied.stash[VARIANT] = chosen, name if selectable else reference(node).names[-1]
         yield variant, copied
-
-
-def pytest_accel_plan_all(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
-    """Return the plan for the largest number that the session can run; if it can run none, the plan for `at_least`.
-
-    Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.
-    """
-    several = max(at_least, 2)
-    key, launched = plan(several).key, resources.launched
-    need = key.need
-    if key.grouped and launched is not None:
-        most = launched.capacity
-    elif need is None:
-        most = resources.machine.slots
-    else:
-        devices = resources.inventory(key.kind).devices
-        # Ranks that may use one device together find several places on it.
-        places = (WHOLE // (parts(need.share, device) or WHOLE) if need.sets > 1 else 1 for device in devices)
-        most = sum(places) // (need.count // several)
-    found = next((one for one in map(plan, range(most, at_least, -1)) if one.missing is None), plan(at_least))
-    if need is None and most < at_least and found.missing is None:
-        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
-        return replace(found, missing=missing)
-    return found

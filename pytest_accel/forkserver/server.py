@@ -72,7 +72,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     """
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
-    log.start_here(f"fork server {first.server}")
+    log.start(f"fork server {first.server}")
     step("starts; its parent is process %d", parent)
     processes.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
@@ -96,7 +96,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         os.environ.update(begin.environment)
         for name in os.environ.keys() - begin.environment.keys():
             del os.environ[name]
-        log.start_here(f"fork server {first.server}")
+        log.start(f"fork server {first.server}")
     if _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
         step("starts again: the suite's folders have other modules than those that it has imported")
         with file_with(begin, first.directory) as file:

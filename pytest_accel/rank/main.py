@@ -39,7 +39,7 @@ class _RankStart:
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Take on the role. pytest calls this hook first, when it registers this plugin."""
         session, spec, rank = self._session, self._role.spec, self._role.rank
-        log.start_here(f"rank {rank} of world {spec.world}")
+        log.start(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)
         self.plugin = rank_plugin.RankPlugin(context, self._role)

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import attach_log_handlers_directly
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.log import step
@@ -137,7 +136,6 @@ class RankPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         if self.context.rank or self.context.session.distributed:
             config.option.setupshow = False  # A worker has no terminal. The fixtures of one rank say enough.
-        attach_log_handlers_directly()
         known = set(config.getini("markers"))
         for line in self.context.session.markers:
             if line not in known:

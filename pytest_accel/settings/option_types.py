@@ -6,10 +6,10 @@ Each function raises ``ValueError`` for a value that is not allowed. Imported wh
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from pytest_accel.core.kinds import check_kind, kinds
+from pytest_accel.core.marks import one_of
 from pytest_accel.settings.select_expression import ExplainedError, parse
 
 if TYPE_CHECKING:
@@ -66,21 +66,11 @@ def boolean(value: object) -> bool:
     return word in ("1", "true", "yes", "on")
 
 
-def _one_of(*words: str) -> Callable[[object], str]:
-    """Return a function that accepts only `words`."""
-
-    def read(value: object) -> str:
-        _check((word := text(value)) in words, value)
-        return word
-
-    return read
-
-
-busy = _one_of("ignore", "skip", "wait")
-leaks = _one_of("warn", "fail", "off")
-schedule = _one_of("on", "off", "always")
-launcher = _one_of("on", "off")
-mark_owner = _one_of("own", "project")
+busy = one_of("ignore", "skip", "wait")
+leaks = one_of("warn", "fail", "off")
+schedule = one_of("on", "off", "always")
+launcher = one_of("on", "off")
+mark_owner = one_of("own", "project")
 
 
 def rank(value: str | int, least: int = 0) -> int:

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from pytest_accel import LeftoverWarning
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.core.stash_keys import CAUSE
+from pytest_accel.core.stash_keys import CAUSE, NOT_RUN
 from pytest_accel.core.truncation import cut_output
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.messages.serialization import stand_in_type
@@ -134,6 +134,8 @@ class RankHung(RankError):
 class RankUnstarted(RankError):
     """A rank could not start, or could not run the test."""
 
+    accel_not_run = True  # The attribute `NOT_RUN`.
+
 
 class RanksDisagree(RankError):
     """Some ranks skipped and some ran, or they issued different numbers of collectives."""
@@ -153,26 +155,22 @@ RAISED: dict[CauseKind, type[RankError]] = {
 }
 """The exception that is raised in the driver for each kind of cause if no rank has reported an exception."""
 
-_NOT_RUN = "accel_not_run"
-
 
 def not_run(text: str) -> BaseException:
     """Return an exception for a test that was not sent to its ranks."""
     failure: BaseException = pytest.fail.Exception(text, pytrace=False)
-    vars(failure)[_NOT_RUN] = True
+    vars(failure)[NOT_RUN] = True
     return failure
 
 
-def has_run(error: BaseException | None) -> bool:
-    """Return whether all ranks have run the test, given the exception `error` of the phase."""
-    return not (isinstance(error, RankUnstarted) or hasattr(error, _NOT_RUN))
-
-
-def put_cause_first(report: pytest.TestReport, error: BaseException | None) -> None:
-    """Remove pytest's ``Failed: `` before the text of an error of this plugin in the line of the short summary."""
+def report_not_run(report: pytest.TestReport, error: BaseException) -> None:
+    """Report the `error` of a test that has not run as marked: as a failure also with xfail, and by its text alone."""
+    if hasattr(report, "wasxfail"):
+        del report.wasxfail
+        report.outcome = "failed"
     crash = getattr(report.longrepr, "reprcrash", None)
-    if not has_run(error) and crash is not None:
-        crash.message = str(error)
+    if crash is not None:
+        crash.message = str(error)  # pytest's short summary has ``Failed: `` before it.
 
 
 def stand_in(sketch: ExceptionSketch) -> BaseException:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, MarkOwners, Marks, has_list, marks_in, read
+from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkOwners, Marks, closest_marks, has_list, marks_in, read
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -271,8 +271,7 @@ def collect(pytester: pytest.Pytester, tests: str) -> list[pytest.Item]:
 
 def first_arguments(pytester: pytest.Pytester, tests: str) -> dict[str, tuple[Any, Any]]:
     """Return `n` and `world_size` of the closest marks of each test (None: no such mark), by the test's name."""
-    finder = MarkFinder()
-    found = {item.name: finder.find(item) for item in collect(pytester, tests)}
+    found = {item.name: closest_marks(item) for item in collect(pytester, tests)}
     return {
         name: (devices and devices.args[0], distributed and distributed.args[0])
         for name, (devices, distributed) in found.items()
@@ -319,10 +318,9 @@ def test_of_module_again(): pass
 
 def test_the_examples_of_the_reference(pytester: pytest.Pytester) -> None:
     snippets = re.findall(r"```python\n(.*?)```", REFERENCE.read_text(encoding="utf-8"), re.DOTALL)
-    finder = MarkFinder()
     needs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for item in collect(pytester, "\n".join(snippets)):
-        marks = finder.find(item)
+        marks = closest_marks(item)
         size, backend = (2 if has_list(marks.distributed) else None), ("gloo" if item.name == "test_reduce" else None)
         needs[item.name] = read(marks, world_size=size, backend=backend)
     assert needs["test_sampler"] == ({}, {"world_size": 2, "backend": "gloo"})

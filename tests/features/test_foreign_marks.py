@@ -219,6 +219,7 @@ def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
     assert "uses a port that is held for the test" in run.failure("test_port")
     text = "the mark `distributed` of this test is the project's own, so pytest-accel ran it without ranks and devices"
     assert run.text.count(f"{text}: `accel_marks = own` hands it over") == 3
+    assert "`accel_marks = own` hands it over (test_it.py:10)" in run.failure("test_fixture")
     assert "this test has no @pytest.mark.distributed" not in run.text
 
 

@@ -310,6 +310,13 @@ _DEVICES = """
                 request.getfixturevalue(name)
 
 
+    @pytest.mark.distributed(2, init=False)
+    @pytest.mark.parametrize("name", ["process_group", "device_mesh"])
+    def test_no_group(request, name):
+        with pytest.raises(pytest.fail.Exception, match="needs a process group, which .* leaves to the test"):
+            request.getfixturevalue(name)
+
+
     @pytest.mark.distributed(2, devices_per_rank=2)
     def test_visible_world(rank, local_rank, device, devices, accel, gather):
         assert os.environ["LOCAL_RANK"] == str(rank)
@@ -360,4 +367,4 @@ _DEVICES = """
 def test_tests_get_their_devices_and_masks(suite: Suite) -> None:
     suite.write("test_devices.py", _DEVICES)
     run = suite.run()
-    assert run.count() == {"PASSED": 16}, run.text
+    assert run.count() == {"PASSED": 18}, run.text

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.marks import compares_arguments
-from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -37,15 +35,6 @@ def pytest_accel_configure(session: AccelSession) -> None:
         from pytest_accel.features.planning.plan import PlanHooks
 
         config.pluginmanager.register(PlanHooks(session), "accel-plan")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let ``-m`` compare arguments of marks."""
-    if compares_arguments(getattr(config.option, "markexpr", "")):
-        from pytest_accel.features.planning.selection import name_arguments
-
-        name_arguments(items, config.stash[OWNERS])
 
 
 def pytest_accel_select(

@@ -1,16 +1,16 @@
-"""The choice of the tests that this session runs: ``--accel-select``, ``--accel-shard``, and ``-m`` for our marks."""
+"""The choice of the tests that this session runs: ``--accel-select`` and ``--accel-shard``."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import pytest
 
-from pytest_accel.core.marks import MarkError, MarkOwners, Marks, as_keywords
+from pytest_accel.core.marks import MarkError, Marks
 from pytest_accel.core.world_key import Needs
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import recall
@@ -21,12 +21,6 @@ from pytest_accel.settings import select_expression
 if TYPE_CHECKING:
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
-
-
-def name_arguments(items: Iterable[pytest.Item], owners: MarkOwners) -> None:
-    """Give the plugin's marks of `items` their first argument by name: ``-m`` compares only named arguments."""
-    for node in {node for item in items for node in item.listchain()}:
-        node.own_markers[:] = [as_keywords(mark) if owners.is_ours(mark) else mark for mark in node.own_markers]
 
 
 def select(

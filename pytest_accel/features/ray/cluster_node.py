@@ -62,7 +62,7 @@ def run(actor: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    log.start_here(f"agent of machine {invitation.machine}")
+    log.start(f"agent of machine {invitation.machine}")
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     key, hello = bytes.fromhex(invitation.key), NodeHello(invitation.machine)
     try:

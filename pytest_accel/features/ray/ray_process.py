@@ -86,7 +86,7 @@ def main(descriptor: int, parent: int, address: str, rootdir: str) -> None:
     `address` is the cluster's: ``HOST:PORT``, or ``auto`` for the cluster of this machine. `rootdir` is the suite's.
     """
     processes.die_with_parent(parent)
-    log.start_here("Ray client")
+    log.start("Ray client")
     asyncio.run(_serve(socket.socket(fileno=descriptor), address, rootdir))
 
 

@@ -13,7 +13,6 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, Bundles, RayMachine, RayNode, choose_bundles
-from pytest_accel.features.sizes import pytest_accel_plan_all
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.settings.options import Settings
@@ -138,7 +137,7 @@ def test_all_nodes_are_one_machine() -> None:
 def test_all_ranks_fit_on_the_nodes_when_distributed_evenly() -> None:
     def number(marks: Marks) -> int:
         found = machine("sim:4")
-        resources = Resources(found, Settings(), lambda one: None, pytest_accel_plan_all)
+        resources = Resources(found, Settings(), lambda one: None)
         key = plan_item(marks, {}, resources).key
         assert key.need is not None
         return key.need.count

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.driver.item_plan import ItemPlan, Resources
-from pytest_accel.features.sizes import pytest_accel_plan_all
+from pytest_accel.driver.item_plan import Resources
 from pytest_accel.hardware.inventory import Inventory, PretendedMachine
 from tests.plans import TWO_NODES, devices, distributed, plan, resources
 
@@ -22,10 +21,6 @@ def having(found: tuple[Device, ...]) -> Resources:
     machine = PretendedMachine(1, "cuda")
     machine.session = Inventory("cuda", found, present=len(found), visible=len(found))
     return replace(resources("cuda"), machine=machine)
-
-
-def plan_of(*decorators: pytest.MarkDecorator, of: Resources) -> ItemPlan:
-    return plan(*decorators, of=replace(of, plan_all=pytest_accel_plan_all))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +55,7 @@ def plan_of(*decorators: pytest.MarkDecorator, of: Resources) -> ItemPlan:
 def test_all_is_the_largest_number_that_can_run(
     decorators: tuple[pytest.MarkDecorator, ...], of: Resources, number: int
 ) -> None:
-    found = plan_of(*decorators, of=of)
+    found = plan(*decorators, of=of)
     key = found.key
     assert found.missing is None
     assert (key.ranks if key.grouped or key.need is None else key.need.count) == number
@@ -86,4 +81,4 @@ def test_all_is_the_largest_number_that_can_run(
 def test_a_test_for_all_is_skipped_if_there_is_nothing_or_too_little(
     decorators: tuple[pytest.MarkDecorator, ...], of: Resources, text: str
 ) -> None:
-    assert plan_of(*decorators, of=of).missing == text
+    assert plan(*decorators, of=of).missing == text
