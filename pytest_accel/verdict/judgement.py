@@ -42,9 +42,6 @@ from pytest_accel.verdict.mismatches import (
 )
 from pytest_accel.verdict.phase_verdict import Verdict
 
-_PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
-"""The fields that each report of a phase has (`rank.reports.phase_data`)."""
-
 
 class Phase(Struct, frozen=True, kw_only=True):
     """Everything from which the verdict on one phase of a test follows, or on a subtest (see `merged_subtests`)."""
@@ -78,28 +75,6 @@ class Phase(Struct, frozen=True, kw_only=True):
     """Errors of fixtures that were torn down after the test, because its world runs no further test."""
     leak_errors: Sequence[str] = ()
     """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
-
-
-def plain_pass(
-    outcomes: Sequence[RankOutcome], announced: Sequence[Announced], finished: Mapping[int, Finished]
-) -> Verdict | None:
-    """Return the verdict on a phase that all ranks have passed alike, and that leaves nothing to report or to do.
-
-    Return None for any other phase. `judge` comes to the same verdict, and takes several times as long.
-    """
-    for one in outcomes:
-        if one.ending != "passed" or one.report is None or one.later is not None:
-            return None
-        if not one.report.report.keys() <= _PLAIN_REPORT:
-            return None
-    left = [*finished.values()]
-    if any(one.ends or one.missing_faults or one.failed_checks for one in announced) or any(
-        one != Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left
-    ):
-        return None
-    if any(messages for one in left[:1] for _, _, messages in one.uses.values()):
-        return None
-    return Verdict("passed", duration=max(map(_seconds, outcomes)), ranks=tuple(map(_rank_phase, outcomes)))
 
 
 def judge(phase: Phase) -> Verdict:
