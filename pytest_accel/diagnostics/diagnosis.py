@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from pytest_accel.diagnostics.collectives import Record, collectives_in, lacking, read_record
+from pytest_accel.diagnostics.collectives import read_record
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.messages.flight_record import FlightRecord, RankWait
+from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import RankExit
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Results of a diagnosis, shown in addition to the ranks' own reports; the mappings are by rank."""
-
-    records: Mapping[int, Record] = field(default_factory=dict)
-    """The collectives of the living ranks."""
-    waits: Mapping[int, tuple[RankWait, Mapping[int, int]]] = field(default_factory=dict)
-    """The message or exchange that a rank waits for, and the number of its kind that each lacking rank has issued."""
-    unrecorded_by: str = ""
-    """The version of torch if it is too old to record collectives; else empty."""
-
-
-NOTHING = Findings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +22,8 @@ class Interrupted:
     """The exits of ranks that had ended."""
     stacks: Mapping[int, str]
     """The stacks of the other ranks."""
-    findings: Findings
+    records: Mapping[int, FlightRecord]
+    """The records of the living ranks."""
 
 
 class OutsideError(Enum):
@@ -78,27 +64,10 @@ class Examiner(WorldInspector):
         """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
         return self.ask(MachineInspector.stacks, pids)
 
-    def hung(self, alive: Mapping[int, int], hung: Mapping[int, int]) -> tuple[dict[int, str], Findings]:
-        """Return the stacks of the `hung` ranks, and the findings on them.
+    def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
+        """Return the records of the `alive` ranks that have written one, without disturbing them.
 
         `alive` must include ranks that do not hang: these may not have reached a collective.
         """
-        stacks = self.stacks(hung)
-        records = self.records(alive)
-        waits = {
-            rank: (one.wait, lacking(rank, records))
-            for rank, one in records.items()
-            if one.wait is not None and one.wait.kind != "collective"
-        }
-        old = next((one.unrecorded_by for one in records.values() if one.unrecorded_by), "")
-        return stacks, Findings(collectives(records), waits, unrecorded_by=old)
-
-    def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
-        """Return the records of the `alive` ranks that have written one, without disturbing them."""
         taken = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
-
-
-def collectives(records: Mapping[int, FlightRecord]) -> dict[int, Record]:
-    """Return the collectives in the records of ranks."""
-    return {rank: collectives_in(record) for rank, record in records.items()}

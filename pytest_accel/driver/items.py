@@ -285,7 +285,7 @@ class WorldRun:
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
-            findings=world.monitor.findings,
+            records=world.monitor.records,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=finished,

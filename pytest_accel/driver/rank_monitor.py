@@ -9,14 +9,14 @@ from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.collectives import deadlocked
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
+from pytest_accel.diagnostics.diagnosis import Examiner
 from pytest_accel.diagnostics.inspector import MachineInspector, with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.link_to_rank import STALL_TIMEOUT, LinkToRank
-from pytest_accel.messages.flight_record import RankWait
+from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
@@ -73,8 +73,8 @@ class RankMonitor:
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
-        self.findings = NOTHING
-        """The diagnosis of the living ranks of a test that failed."""
+        self.records: dict[int, FlightRecord] = {}
+        """The records of the living ranks of a test that failed."""
         self._deadlock: dict[int, RankWait] = {}
         """The waits that the last look has found to have no end; empty if ranks have sent messages since."""
         self._next_look = 0.0
@@ -114,7 +114,7 @@ class RankMonitor:
         self.began = now
         self._debugger.begin()
         self._extras.clear()
-        self.findings = NOTHING
+        self.records = {}
         for rank in self.ranks:
             rank.begin()
 
@@ -242,7 +242,7 @@ class RankMonitor:
         """Take the stacks of the ranks `pending`, and record that they hang, and why."""
         phases = {rank.rank: rank.phase for rank in pending}
         is_early = hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK)
-        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending))
+        stacks, self.records = self._examiner.stacks(_pids(pending)), self._examiner.records(self._alive)
         for rank in pending:
             phase = phases[rank.rank]
             # Before the timeout, a rank that goes on while the stacks are taken does not hang. Afterwards it hangs.

@@ -211,12 +211,12 @@ class PoolSummary:
             return
         ends = dict(world.exits)
         examiner = Examiner(self._directory, world.spec)
-        stacks, findings = examiner.hung(world.alive, world.alive)
+        stacks, records = examiner.stacks(world.alive), examiner.records(world.alive)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
         between_tests = not test and not ends and idle
-        if between_tests and not any(waiting_in(record) for record in findings.records.values()):
+        if between_tests and not any(map(waiting_in, records.values())):
             return
-        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
+        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, records)
 
     def add_problem(
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""

@@ -25,10 +25,10 @@ from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.collectives import waiting_in
-from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_frames, source_of, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages import rank_data
+from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, consequence
@@ -56,7 +56,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """True if the test has one process of a fake process group."""
     folders: Folders = Folders()
     """The folders by which paths are shown."""
-    findings: Findings = NOTHING
+    records: Mapping[int, FlightRecord] = field(default_factory=dict)
+    """The records of the living ranks of a test that failed."""
     is_subtest: bool = False
     """True if the outcomes belong to a subtest in this phase."""
     failed_subtests: Mapping[str, int] = field(default_factory=dict)
@@ -272,7 +273,7 @@ def _merge(phase: Phase) -> Verdict:
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:
     """Return the sort key of a rank that `hung`: the ranks that others wait for come first."""
-    return hung.secondary, waiting_in(phase.findings.records.get(hung.rank, {})) is not None
+    return hung.secondary, waiting_in(phase.records.get(hung.rank)) is not None
 
 
 def properties(outcomes: Sequence[RankOutcome]) -> list[tuple[str, object]]:
@@ -357,7 +358,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     else:
         message, lines = root.headline, root.text.splitlines()
         if not says_all:
-            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.findings, phase.folders)
+            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.records, phase.folders)
         longrepr = _source_longrepr(root.stack, message, lines, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
@@ -390,7 +391,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
     sections = sentences.stacks(phase.outcomes, root, phase.folders)
-    if lines := sentences.collective_lines(stacks, phase.findings, phase.folders):
+    if lines := sentences.collective_lines(stacks, phase.records, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
 
