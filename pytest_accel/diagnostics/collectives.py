@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import prod
 
 from pytest_accel.messages.flight_record import Collective, FlightRecord, RankWait
-from pytest_accel.messages.struct_messages import decode
 
 OF_ONE_SHAPE = frozenset(
     ("all_reduce", "reduce", "_reduce_oop", "broadcast", "_broadcast_oop", "_all_gather_base", "_reduce_scatter_base")
@@ -23,15 +22,6 @@ OF_ONE_SHAPE = frozenset(
 
 Other operations allow different shapes, or take an input from one rank only.
 """
-
-
-def read_record(data: bytes) -> FlightRecord:
-    """Return the record that a rank has written as `data`, or an empty record if `data` is not valid."""
-    try:
-        record: FlightRecord = decode(data, FlightRecord)
-    except ValueError:
-        return FlightRecord()
-    return record
 
 
 def waiting_in(record: FlightRecord | None) -> Collective | None:

@@ -16,7 +16,7 @@ from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end, cut_gloo, group_label, ranks_text
 from pytest_accel.diagnostics.collectives import Difference, lacking, waiting_in, waits
-from pytest_accel.diagnostics.diagnosis import Interrupted, OutsideError, RankProblem
+from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, stack_text, threads_text, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.flight_record import FlightRecord, RankWait

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.diagnostics.collectives import read_record
+from pytest_accel.diagnostics.inspector import read_record
 from pytest_accel.messages.flight_record import Collective, FlightRecord
 from pytest_accel.messages.struct_messages import encode
 from tests.flight_records import entry, record

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_accel.core.frames import PACKAGE
 from pytest_accel.core.truncation import DEFAULT_GROUP, ranks_text
-from pytest_accel.diagnostics.diagnosis import Interrupted, OutsideError, RankProblem
+from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import (

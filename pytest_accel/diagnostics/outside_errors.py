@@ -1,4 +1,4 @@
-"""The diagnosis of live ranks after a test has failed: their stacks, and the collectives in which they wait."""
+"""What is shown of ranks after the tests: where an interrupt found them, and their errors that belong to no test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_accel.diagnostics.collectives import read_record
-from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import RankExit
 
@@ -55,19 +53,3 @@ class RankProblem:
     """The stacks of a rank that crashed or did not end."""
     output: str = ""
     """The last lines of the rank's log."""
-
-
-class Examiner(WorldInspector):
-    """Examines the ranks of one world."""
-
-    def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
-        return self.ask(MachineInspector.stacks, pids)
-
-    def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
-        """Return the records of the `alive` ranks that have written one, without disturbing them.
-
-        `alive` must include ranks that do not hang: these may not have reached a collective.
-        """
-        taken = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
-        return {rank: read_record(data) for rank, data in sorted(taken.items())}
