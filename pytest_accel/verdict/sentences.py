@@ -134,10 +134,7 @@ def exit_request(reason: str) -> str:
 
 def describe_end(end: RankOutcome, *, named: bool = True) -> str:
     """Return a sentence on the end of a rank: why its world is killed, for the record. `named`: it names the rank."""
-    if end.hang is not None:
-        how = describe_hang(end.hang)
-    else:
-        how = _first_line(end) if end.exit is None else describe_exit(end.exit)
+    how = _describe_death(end) if end.hang is None else describe_hang(end.hang)
     return f"rank {end.rank} {how}" if named else how
 
 
@@ -211,8 +208,7 @@ def failure_message(
     if when == "call" and root.exit == exited(0):  # Status 0 alone would read like a success.
         phase = f" before {'it' if len(ranks) == 1 else 'they'} had finished the test"
     be = "was" if len(ranks) == 1 else "were"
-    text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
-    message = f"{who} {text}{phase}{_place(root, folders)}"
+    message = f"{who} {_describe_death(root, be)}{phase}{_place(root, folders)}"
     return message, [message]
 
 
@@ -495,8 +491,7 @@ def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> st
         if outcome.hang is not None:
             return _describe_stop(outcome, folders, number)
         if outcome.ending == "died":
-            text = _first_line(outcome) if outcome.exit is None else describe_exit(outcome.exit)
-            return f"{text}{_place(outcome, folders)}"
+            return f"{_describe_death(outcome)}{_place(outcome, folders)}"
         if outcome.headline:
             return outcome.headline
         lines = outcome.text.strip().splitlines() or [outcome.ending]
@@ -523,7 +518,10 @@ def _place(outcome: RankOutcome, folders: Folders) -> str:
     return "" if frame is None else f"{' at' if known else ', after the collective at'} {frame.where(folders)}"
 
 
-def _first_line(outcome: RankOutcome) -> str:
+def _describe_death(outcome: RankOutcome, be: str = "") -> str:
+    """Return the predicate of a rank that has ended; see `describe_exit` for `be`."""
+    if outcome.exit is not None:
+        return describe_exit(outcome.exit, be)
     unknown = _LOST_CONNECTION if outcome.ending == "died" else outcome.ending
     return next(iter(outcome.text.strip().splitlines()), unknown)
 
