@@ -150,7 +150,7 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: flo
             break
         sleep(0.01)
     found: dict[int, FlightRecord] = {}
-    for rank in sorted(signalled):
+    for rank in signalled:
         with suppress(OSError):
             found[rank] = read_record(Path(paths[rank]).read_bytes())
     return found
@@ -219,7 +219,8 @@ class WorldInspector:
 
         `alive` must include ranks that do not hang: these may not have reached a collective.
         """
-        return self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
+        found = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
+        return dict(sorted(found.items()))
 
     def remove_files(self) -> None:
         """Remove the files of the ranks, which have ended; do not wait for other machines."""

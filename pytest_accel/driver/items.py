@@ -300,12 +300,13 @@ class WorldRun:
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
         # Warning filters may turn leaks into errors, which change the verdict.
-        if leak_errors := phase_verdict.warn(verdict.leak_warnings, phase.place):
-            verdict = judge(structs.replace(phase, leak_errors=leak_errors))
+        if phase_verdict.raises(verdict.leak_warnings, phase.place):
+            phase = structs.replace(phase, leaks="fail")
+            verdict = judge(phase)
         world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)
         if when == "teardown" and not world.monitor.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)
-            verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
+            verdict = judge(structs.replace(phase, late_errors=errors))
         if when == "teardown" and (lost := world.not_torn_down) and (fixtures := wider_fixtures(self._test.item)):
             self._add_properties([(NOT_TORN_DOWN, f"{', '.join(fixtures)} ({ranks_text(lost)})")])
         self._ended_ranks |= verdict.ended_ranks

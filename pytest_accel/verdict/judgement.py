@@ -73,8 +73,6 @@ class Phase(Struct, frozen=True, kw_only=True):
     """Treatment of a leak."""
     late_errors: Sequence[str] = ()
     """Errors of fixtures that were torn down after the test, because its world runs no further test."""
-    leak_errors: Sequence[str] = ()
-    """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
 
 
 def judge(phase: Phase) -> Verdict:
@@ -186,7 +184,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict` with what follows from the ranks' last messages."""
     finished = phase.finished.values()
     leaks = sentences.leak_lines(phase.finished)
-    failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
+    failing_leaks = leaks if phase.leaks == "fail" else []
     uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
     kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
     waiting = unawaited_collectives(phase.finished)

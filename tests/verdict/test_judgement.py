@@ -428,12 +428,6 @@ def test_a_leak_is_ignored_or_is_a_warning_or_a_failure(leaks: str, outcome: str
     assert (*verdict.leak_warnings, verdict.message)[0] == text
 
 
-def test_a_leak_whose_warning_is_an_error_fails_the_teardown() -> None:
-    leak = Finished(1, {}, leaks=(THREAD, Leak(LeakKind.RPC, lasting=True)))
-    verdict = at_the_end(leak, leaks="warn", leak_errors=["rank 0 left that"])
-    assert (verdict.outcome, verdict.message, len(verdict.leak_warnings)) == ("failed", "rank 0 left that", 2)
-
-
 def test_leaks_and_late_errors_are_not_reported_in_addition_to_a_failure() -> None:
     bad = Finished(1, {}, leaks=(THREAD,), late_teardown_error="an error")
     assert at_the_end(bad, failed_before=True).outcome == "passed"
