@@ -1,13 +1,12 @@
-"""Records of collectives, as torch's flight recorder writes them."""
+"""Records of ranks, from what torch's flight recorder has of their collectives."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.diagnostics.collectives import Collective, collectives_in, read_record
-from pytest_accel.messages.flight_record import COLLECTIVES
+from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord
+from pytest_accel.rank.group_state import collectives_in
 
 
 def entry(
@@ -28,8 +27,7 @@ def entry(
     }
 
 
-def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
-    """Return the collectives in a record of `entries`. `numbers`: how many collectives each group has issued."""
+def record(*entries: dict[str, Any], **numbers: int) -> FlightRecord:
+    """Return the record of a rank of three with `entries`. `numbers`: how many collectives each group has issued."""
     issued = {name: {COLLECTIVES: number} for name, number in numbers.items()}
-    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "issued": issued}
-    return collectives_in(read_record(json.dumps(document).encode()))
+    return FlightRecord(collectives_in(entries, issued), {DEFAULT_GROUP: (0, 1, 2)}, issued)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from os import fstat
 from typing import Any
@@ -115,15 +115,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
             runs.append([rank])
     text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
-
-
-def recorded_group(entry: Mapping[str, Any]) -> str:
-    """Return the name of the group in which torch's flight recorder has recorded the collective `entry`.
-
-    The description of all groups but the default group is ``undefined``, unless the test has given a description.
-    """
-    name, description = entry["process_group"]
-    return DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
 
 
 def group_label(name: str) -> str:

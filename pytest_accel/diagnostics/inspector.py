@@ -22,6 +22,7 @@ from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIG
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.messages.connect import Inspection, call_agent
+from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.struct_messages import decode, encode, from_builtins
 from pytest_accel.messages.unix_sockets import Connection, limit_reads
@@ -89,7 +90,7 @@ class MachineInspector:
                 found[rank] = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
         return found
 
-    def records(self, pids: Mapping[int, int]) -> dict[int, bytes]:
+    def records(self, pids: Mapping[int, int]) -> dict[int, FlightRecord]:
         """Return the records of collectives; see `take_records`."""
         return take_records(pids, {rank: self._path(rank, "flight") for rank in pids})
 
@@ -119,10 +120,10 @@ class MachineInspector:
         return {}
 
 
-def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, bytes]:
-    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds.
+def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, FlightRecord]:
+    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds, by rank.
 
-    A rank that waits for a processor has longer.
+    A rank that waits for a processor has longer. A record that cannot be read is empty.
     """
     if FLIGHT_SIGNAL is None:
         return {}
@@ -139,11 +140,20 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: flo
         if passed >= timeout and (passed >= _LONGEST_WAIT or not held_up(pids[rank] for rank in missing)):
             break
         sleep(0.01)
-    found: dict[int, bytes] = {}
+    found: dict[int, FlightRecord] = {}
     for rank in signalled:
         with suppress(OSError):
-            found[rank] = Path(paths[rank]).read_bytes()
+            found[rank] = read_record(Path(paths[rank]).read_bytes())
     return found
+
+
+def read_record(data: bytes) -> FlightRecord:
+    """Return the record that a rank has written as `data`, or an empty record if `data` is not valid."""
+    try:
+        record: FlightRecord = decode(data, FlightRecord)
+    except ValueError:
+        return FlightRecord()
+    return record
 
 
 def _blocks(pid: int, number: int) -> bool:
@@ -190,6 +200,18 @@ class WorldInspector:
             if call is not None:
                 found |= _receive_answer(call, method)
         return found
+
+    def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
+        return self.ask(MachineInspector.stacks, pids)
+
+    def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
+        """Return the records of the `alive` ranks that have written one, without disturbing them.
+
+        `alive` must include ranks that do not hang: these may not have reached a collective.
+        """
+        found = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
+        return dict(sorted(found.items()))
 
     def remove_files(self) -> None:
         """Remove the files of the ranks, which have ended; do not wait for other machines."""

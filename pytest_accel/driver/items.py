@@ -29,7 +29,7 @@ from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_data import FAILURES, RankDataError
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
-from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
+from pytest_accel.verdict.judgement import Phase, judge, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
 
 if TYPE_CHECKING:
@@ -251,9 +251,6 @@ class WorldRun:
         assert world is not None
         outcomes = self._wait(world, when)
         finished = world.finished() if when == "teardown" else {}
-        is_plain = world.monitor.reusable and not world.monitor.has_extras
-        if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
-            return plain
         if all(one.ending == "passed" for one in outcomes):
             # The end of a rank in a later phase is reported with that phase alone, although it is known already.
             outcomes = [one._replace(later=None) for one in outcomes]
@@ -267,7 +264,7 @@ class WorldRun:
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
-            findings=world.monitor.findings,
+            records=world.monitor.records,
             failed_before=any(one.outcome == "failed" for one in before),
             ended_before=frozenset().union(*(one.ended_ranks for one in before if when == "teardown")),
             finished=finished,
@@ -282,12 +279,13 @@ class WorldRun:
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
         # Warning filters may turn leaks into errors, which change the verdict.
-        if leak_errors := phase_verdict.warn(verdict.leak_warnings, phase.place):
-            verdict = judge(structs.replace(phase, leak_errors=leak_errors))
+        if phase_verdict.raises(verdict.leak_warnings, phase.place):
+            phase = structs.replace(phase, leaks="fail")
+            verdict = judge(phase)
         world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)
         if when == "teardown" and not world.monitor.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)
-            verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
+            verdict = judge(structs.replace(phase, late_errors=errors))
         if when == "teardown" and (lost := world.not_torn_down) and (fixtures := wider_fixtures(self._test.item)):
             self._add_properties([(NOT_TORN_DOWN, f"{', '.join(fixtures)} ({ranks_text(lost)})")])
         self._add_properties(verdict.properties)

@@ -9,14 +9,13 @@ from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.collectives import deadlocked
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.inspector import MachineInspector
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.link_to_rank import STALL_TIMEOUT, LinkToRank
-from pytest_accel.messages.flight_record import RankWait
+from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
@@ -64,7 +63,7 @@ class RankMonitor:
 
         In a world without a process group of its own, a rank that has not made a group does not answer.
         """
-        self._examiner = Examiner(grant.directory, grant.spec)
+        self._inspector = WorldInspector(grant.directory, grant.spec)
         self.serial = 0
         """Number of the current test."""
         self.began = 0.0
@@ -72,8 +71,8 @@ class RankMonitor:
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
-        self.findings = NOTHING
-        """The diagnosis of the living ranks of a test that failed."""
+        self.records: dict[int, FlightRecord] = {}
+        """The records of the living ranks of a test that failed."""
         self._deadlock: dict[int, RankWait] = {}
         """The waits that the last look has found to have no end; empty if ranks have sent messages since."""
         self._next_look = 0.0
@@ -113,14 +112,9 @@ class RankMonitor:
         self.began = now
         self._debugger.begin()
         self._extras.clear()
-        self.findings = NOTHING
+        self.records = {}
         for rank in self.ranks:
             rank.begin()
-
-    @property
-    def has_extras(self) -> bool:
-        """True if `take_extras` has not returned all additional reports of the test."""
-        return bool(self._extras)
 
     def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and earlier phases, with their ranks, and forget them."""
@@ -211,7 +205,7 @@ class RankMonitor:
 
     def stacks(self) -> dict[int, str]:
         """Return the present stacks of every living rank."""
-        return self._examiner.stacks(self._alive)
+        return self._inspector.stacks(self._alive)
 
     def finds_deadlock(self, deadline: float) -> bool:
         """Return True if two looks have found the same deadlock; `deadline` is the end of the test's own timeout."""
@@ -220,7 +214,7 @@ class RankMonitor:
             return False
         before, self._deadlock = self._deadlock, {}
         if not self.is_any_computing():
-            records = self._examiner.records(self._alive)
+            records = self._inspector.records(self._alive)
             if len(records) == len(self.ranks):
                 unfinished = [rank.rank for rank in self.ranks if not rank.done]
                 self._deadlock = deadlocked(records, unfinished, deadline - now)
@@ -231,12 +225,12 @@ class RankMonitor:
     def is_any_computing(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._examiner.ask(MachineInspector.computing, unfinished).values())
+        return any(self._inspector.ask(MachineInspector.computing, unfinished).values())
 
     def is_any_held_up(self) -> bool:
         """Return True if a rank that has not finished the test waits for a processor or a disk."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._examiner.ask(MachineInspector.held_up, unfinished).values())
+        return any(self._inspector.ask(MachineInspector.held_up, unfinished).values())
 
     # Exits and hangs of ranks
 
@@ -244,7 +238,7 @@ class RankMonitor:
         """Take the stacks of the ranks `pending`, and record that they hang, and why."""
         phases = {rank.rank: rank.phase for rank in pending}
         is_early = hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK)
-        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending))
+        stacks, self.records = self._inspector.stacks(_pids(pending)), self._inspector.records(self._alive)
         for rank in pending:
             phase = phases[rank.rank]
             # Before the timeout, a rank that goes on while the stacks are taken does not hang. Afterwards it hangs.
@@ -261,7 +255,7 @@ class RankMonitor:
 
         Ranks in C code do not react.
         """
-        self._examiner.ask(MachineInspector.interrupt, _pids(hung))
+        self._inspector.ask(MachineInspector.interrupt, _pids(hung))
         deadline = monotonic() + _REACTION
         for rank in hung:
             descriptor = rank.connection.fileno()
@@ -282,12 +276,12 @@ class RankMonitor:
         hang: Hang | None = None,
     ) -> None:
         """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
-        captured = self._examiner.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
             captured, stack = split_fault(captured)
         elif ending == "died":
-            stack = self._examiner.ask(MachineInspector.last_places, {rank.rank: None}).get(rank.rank, "")
+            stack = self._inspector.ask(MachineInspector.last_places, {rank.rank: None}).get(rank.rank, "")
         epoch = wall_clock() - monotonic()
         began = beginning(rank.phase, [rank], self.began)
         rank.end = RankOutcome(

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct, field
 
 COLLECTIVES = "collectives"
 """The counter of the collectives of a group."""
+
+
+class Collective(Struct, frozen=True):
+    """A collective that a rank has entered in a process group."""
+
+    group: str
+    """The group's name, or `DEFAULT_GROUP`."""
+    number: int
+    """The sequence number of the collective in its group, from 1."""
+    operation: str
+    """For example ``all_reduce``."""
+    types: tuple[str, ...]
+    """The types of the input tensors, for example ``float32``."""
+    shapes: tuple[tuple[int, ...], ...]
+    """The shapes of the input tensors."""
+    done: bool
+
+    @property
+    def tensors(self) -> str:
+        """The types and shapes of the input tensors, such as ``float32[1024]``, separated by commas."""
+        each = zip(self.types, self.shapes, strict=False)
+        return ", ".join(f"{kind}[{', '.join(map(str, shape))}]" for kind, shape in each)
+
+    @property
+    def name(self) -> str:
+        """The operation and its number, such as ``all_reduce #4``."""
+        return f"{self.operation} #{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.name}{f' ({self.tensors})' if self.tensors else ''}"
 
 
 class RankWait(Struct, frozen=True):
@@ -30,8 +60,8 @@ class RankWait(Struct, frozen=True):
 class FlightRecord(Struct, frozen=True):
     """The state of one rank."""
 
-    entries: list[dict[str, Any]] = field(default_factory=list)
-    """torch's record of collectives."""
+    collectives: dict[str, dict[int, Collective]] = field(default_factory=dict)
+    """The last collectives of the rank, by group and number."""
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The ranks of each group of the rank, by the group's name; all ranks by ""."""
     issued: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.processes import kill_marked
 from pytest_accel.core.record_events import Recorder
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.diagnostics.diagnosis import OutsideError
+from pytest_accel.diagnostics.outside_errors import OutsideError
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand

@@ -23,8 +23,8 @@ from pytest_accel.core.session_folder import server_log_path
 from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.truncation import LAST_OUTPUT, tail
 from pytest_accel.diagnostics.collectives import waiting_in
-from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.forkserver.server_messages import RankExited, ServerNotice, ServerReport, WorldStarted
 from pytest_accel.leases.demand import WorldDemand
@@ -208,13 +208,13 @@ class PoolSummary:
                 self.interrupted[world.spec.world] = replace(recorded, test=test)
             return
         ends = dict(world.exits)
-        examiner = Examiner(self._directory, world.spec)
-        stacks, findings = examiner.hung(world.alive, world.alive)
+        inspector = WorldInspector(self._directory, world.spec)
+        stacks, records = inspector.stacks(world.alive), inspector.records(world.alive)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
         between_tests = not test and not ends and idle
-        if between_tests and not any(waiting_in(record) for record in findings.records.values()):
+        if between_tests and not any(map(waiting_in, records.values())):
             return
-        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
+        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, records)
 
     def add_problem(
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
@@ -306,7 +306,7 @@ class Worlds(dict[int, PooledWorld]):
     def _kill_late(self, world: PooledWorld) -> None:
         """Kill the ranks of a retired world that have not ended in time."""
         if world.state is WorldState.RETIRING:
-            stacks = WorldInspector(self.directory, world.spec).ask(MachineInspector.stacks, world.alive)
+            stacks = WorldInspector(self.directory, world.spec).stacks(world.alive)
             for rank in world.alive:
                 self.summary.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
         if world.ending:

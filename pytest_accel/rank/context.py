@@ -101,7 +101,7 @@ class RankContext:
     @cached_property
     def torch_device(self) -> str:
         """torch's name of the first device of this rank; ``cpu`` if the rank has none."""
-        return self.torch_devices()[self.visible_devices.index(self.own_devices[0])] if self.own_devices else "cpu"
+        return next((name for name, _ in self.torch_names), "cpu")
 
     @cached_property
     def torch_names(self) -> tuple[tuple[str, Device], ...]:

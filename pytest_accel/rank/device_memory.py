@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from gc import collect
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.compat import torch_api
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
 
     from pytest_accel.rank.context import RankContext
 
-CACHE_LIMIT = 1 / 8
-"""Fraction of the rank's part of a device that torch may keep as a cache from one test to the next.
-
-To empty the cache, torch waits for the device and calls cudaFree for each block, and the next test calls cudaMalloc
-again. On an H200 with torch 2.11, this took 2 and 3 ms for 50 blocks of 20 MiB, and 4 and 2 ms for 20 of 512 MiB, which
-is as long as a small test; from the cache, the blocks came in 0.1 ms. So an ordinary test, which uses a few GiB, must
-not reach the limit. Programs outside of torch see the cache as memory in use. With the limit, a process that the next
-test starts can still have the three quarters of a GPU that JAX takes by default.
-"""
 _TOLERANCE = 64 << 20
 """Bytes by which torch's allocated memory on a device may grow in a test without being a leak.
 
@@ -90,23 +80,14 @@ def _has_private_pools(torch: Any) -> bool:
     return any(tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0) for segment in segments)
 
 
-def empty_cache(context: RankContext, limit: float = 0.0) -> None:
-    """Return torch's cached memory to each device of the rank on which it exceeds `limit`.
+def empty_cache(context: RankContext) -> None:
+    """Return torch's cached memory to the devices of the rank.
 
-    `limit` is a fraction of the rank's part of the device. If the size of the cache or of the device is unknown, the
-    cache is emptied only without a limit.
+    Call this when other processes may use the devices. From the cache, the next test gets its memory sooner.
     """
-    for name, device in context.accelerators:
+    for name, _ in context.accelerators:
         module = torch_devices.module_of(name)
-        if not hasattr(module, "empty_cache") or not torch_devices.is_initialized(module):
-            continue
-        bound = limit * context.fraction(device) * (device.memory or inf) if limit else 0.0
-        is_full = limit == 0.0  # Where torch does not count, it may keep any number of bytes.
-        if hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated"):
-            # Each of the two functions reads all of the allocator's statistics, so call only one for an ordinary test.
-            kept = int(module.memory_reserved(name))
-            is_full = kept > bound and kept - int(module.memory_allocated(name)) > bound
-        if is_full:
+        if hasattr(module, "empty_cache") and torch_devices.is_initialized(module):
             with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
                 module.empty_cache()
 

@@ -9,6 +9,7 @@ record `send` and `recv` of gloo, nor the ranks of a group, which are added here
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from os import getpid, uname
 from pathlib import Path
@@ -16,7 +17,7 @@ from signal import sigwait
 from struct import error, unpack
 from sys import _current_frames
 from threading import get_ident, get_native_id, main_thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -27,8 +28,8 @@ from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL
-from pytest_accel.core.truncation import DEFAULT_GROUP, recorded_group
-from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
+from pytest_accel.core.truncation import DEFAULT_GROUP
+from pytest_accel.messages.flight_record import COLLECTIVES, Collective, FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.messages.struct_messages import encode
 from pytest_accel.rank.operations import Issued, counter
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 
 VARIABLES = {"TORCH_FR_BUFFER_SIZE": "64"}
 """torch's variable that enables the record. The value, the number of collectives to keep, is more than anyone reads."""
+_TYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
+"""Name of a `torch.dtype` by c10's name of the type."""
 _ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
 """The parts of the backend configuration of a group that uses gloo for all devices."""
 _CALLS = {"x86_64": ("202", "232", "281"), "aarch64": ("98", "22")}
@@ -89,19 +95,56 @@ def _flight_record(context: RankContext) -> FlightRecord:
 
     groups = {label(group): group for group in torch_api.groups()}
     members = {name: tuple(dist.get_process_group_ranks(group)) for name, group in groups.items()}
+    issued = {name: context.operations.counts(group) for name, group in groups.items()}
     ranks, name = tuple(range(context.spec.ranks)), context.awaited_exchange
     wait = RankWait("exchange", "", context.exchanges[name], ranks, (name,)) if name else _operation(context)
     return replace(
         at,
-        entries=recorded.get("entries", []),
+        collectives=collectives_in(recorded.get("entries", ()), issued),
         members={"": ranks, **members},
-        issued={
-            "": dict(context.exchanges),
-            **{name: context.operations.counts(group) for name, group in groups.items()},
-        },
+        issued={"": dict(context.exchanges), **issued},
         wait=wait,
         quiet=_quiet_time(context, wait),
     )
+
+
+def collectives_in(
+    entries: Iterable[Mapping[str, Any]], issued: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[int, Collective]]:
+    """Return the collectives in the `entries` of torch's record, by group and number.
+
+    `issued` are the numbers of operations that this rank has issued in each of its groups.
+    """
+    found: dict[str, dict[int, Collective]] = {}
+    for entry in entries:
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL, entries of a group and of the helper that checks it have no name.
+        if entry["is_p2p"] or not entry["process_group"][0]:
+            continue
+        one = Collective(
+            group=_group_of(entry),
+            number=entry["collective_seq_id"],
+            operation=entry["profiling_name"].rpartition(":")[2],
+            types=tuple(_TYPES.get(kind, kind) for kind in entry["input_dtypes"]),
+            shapes=tuple(map(tuple, entry["input_sizes"])),
+            done=entry["retired"] or entry["state"] == "completed",
+        )
+        of_group = found.setdefault(one.group, {})
+        if of_group and one.number < max(of_group):
+            of_group.clear()  # The entries so far belong to an earlier group of this name.
+        of_group[one.number] = one
+    for group, counts in issued.items():
+        if any(number > counts.get(COLLECTIVES, number) for number in found.get(group, ())):
+            del found[group]  # The entries belong to an earlier group of this name.
+    return found
+
+
+def _group_of(entry: Mapping[str, Any]) -> str:
+    """Return the name of the group in which torch's flight recorder has recorded the collective `entry`.
+
+    The description of all groups but the default group is ``undefined``, unless the test has given a description.
+    """
+    name, description = entry["process_group"]
+    return DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
 
 
 def _operation(context: RankContext) -> RankWait | None:
@@ -180,7 +223,7 @@ def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]
         CollectiveCall(
             entry["profiling_name"],
             entry["collective_seq_id"],
-            recorded_group(entry),
+            _group_of(entry),
             entry["time_created_ns"] / 1e9,
             entry["time_discovered_completed_ns"] / 1e9,
         )

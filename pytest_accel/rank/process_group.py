@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from os import close
-from socket import gethostname, socket
+from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -80,8 +80,6 @@ def prepare(context: RankContext, role: Role) -> None:
     context.store = dist.PrefixStore("accel", store)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     step("has reached the store of its world at port %d", port)
-    if spec.addresses:
-        context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else gethostname().encode())
     context.operations.install()
     _use_world_store(context, port)
     if backend is not None:
@@ -193,14 +191,6 @@ def wait_for_other_ranks(context: RankContext) -> None:
             store.set(f"ended/{context.rank}", "")
         elif context.spec.ranks > 1:  # With a timeout, since a rank may hang.
             store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_TIMEOUT)
-
-
-def machines_without_shared_folder(context: RankContext) -> list[str]:
-    """Return the names of the machines that share no file system with the driver's, as their ranks reported."""
-    __tracebackhide__ = True
-    assert context.signed_store is not None
-    ranks = range(context.spec.ranks) if context.spec.addresses else ()
-    return sorted({name for rank in ranks if (name := context.signed_store.get(f"shares/{rank}").decode())})
 
 
 def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:

@@ -220,8 +220,6 @@ class TestRunner:
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
             finished = self._leak_check.end(failed_work, is_expected=not test.raised)
-            if failed_work is None:
-                device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
         except Exception as error:
             # The test may have broken what is looked at here. The driver waits for the last message in any case.
             unchecked = Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True)

@@ -7,20 +7,10 @@ An end that differs from the announcements is judged as if there were none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
-from pytest_accel.messages.rank_messages import (
-    UNEVEN_COLLECTIVES,
-    Announced,
-    ExceptionSketch,
-    ExpectedEnd,
-    Finished,
-    UnawaitedCollective,
-    exited,
-)
-from pytest_accel.verdict.causes import error_consequence
-from pytest_accel.verdict.mismatches import Mismatch
+from pytest_accel.messages.rank_messages import Announced, ExpectedEnd, exited
 
 _FINISHED = "finished"
 """The event after which ranks hang as announced. No other wait for a rank begins with it."""
@@ -78,35 +68,3 @@ def announced_hang(ranks: Sequence[RankState], announced: Sequence[Announced]) -
     at, last = max((rank.outcome("call").at, rank.rank) for rank in ranks if rank.rank not in pending)
     seconds = max(times[rank] for rank in pending)
     return at + seconds, Hang(HangCause.OTHER_RANK, seconds, event=RankEvent(last, _FINISHED))
-
-
-def unexplained(
-    found: Sequence[Mismatch], finished: Mapping[int, Finished], ends: Sequence[ExpectedEnd]
-) -> list[Mismatch]:
-    """Return the mismatches in `found` for which the announced `ends` are no reason.
-
-    In a process group with a rank that ends, the other ranks notice the end at different times. So their numbers of
-    collectives and messages differ in any way.
-    """
-    gone = {end.rank for end in ends}
-    uses = [one for left in finished.values() for one in left.uses.items()]
-    broken = {name for name, (members, *_) in uses if not gone.isdisjoint(members)}
-    is_uneven = UNEVEN_COLLECTIVES in ends
-    return [one for one in found if one.detail != "collectives" or not (is_uneven or one.group in broken)]
-
-
-def without_consequences(
-    waiting: Mapping[UnawaitedCollective, list[int]], ends: Sequence[ExpectedEnd]
-) -> dict[UnawaitedCollective, list[int]]:
-    """Return those collectives without a wait that have failed for another reason than the announced `ends`.
-
-    torch starts collectives itself, as in the backward pass of a model, and no test can wait for them. If a rank ends,
-    they lose it; if the ranks issue different numbers, some never complete.
-    """
-    is_any_gone = any(end.rank is not None for end in ends)
-    return {
-        one: ranks
-        for one, ranks in waiting.items()
-        if one.error is not None
-        and not (is_any_gone and error_consequence(ExceptionSketch("", "RuntimeError", one.error)))
-    }

@@ -25,15 +25,14 @@ from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.collectives import waiting_in
-from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_frames, source_of, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages import rank_data
+from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, consequence
 from pytest_accel.verdict.mismatches import (
-    Mismatch,
     compare_collectives,
     compare_groups,
     have_different_groups,
@@ -41,9 +40,6 @@ from pytest_accel.verdict.mismatches import (
     unawaited_collectives,
 )
 from pytest_accel.verdict.phase_verdict import Verdict
-
-_PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
-"""The fields that each report of a phase has (`rank.reports.phase_data`)."""
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -59,7 +55,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """True if the test has one process of a fake process group."""
     folders: Folders = Folders()
     """The folders by which paths are shown."""
-    findings: Findings = NOTHING
+    records: Mapping[int, FlightRecord] = field(default_factory=dict)
+    """The records of the living ranks of a test that failed."""
     is_subtest: bool = False
     """True if the outcomes belong to a subtest in this phase."""
     failed_subtests: Mapping[str, int] = field(default_factory=dict)
@@ -76,30 +73,6 @@ class Phase(Struct, frozen=True, kw_only=True):
     """Treatment of a leak."""
     late_errors: Sequence[str] = ()
     """Errors of fixtures that were torn down after the test, because its world runs no further test."""
-    leak_errors: Sequence[str] = ()
-    """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
-
-
-def plain_pass(
-    outcomes: Sequence[RankOutcome], announced: Sequence[Announced], finished: Mapping[int, Finished]
-) -> Verdict | None:
-    """Return the verdict on a phase that all ranks have passed alike, and that leaves nothing to report or to do.
-
-    Return None for any other phase. `judge` comes to the same verdict, and takes several times as long.
-    """
-    for one in outcomes:
-        if one.ending != "passed" or one.report is None or one.later is not None:
-            return None
-        if not one.report.report.keys() <= _PLAIN_REPORT:
-            return None
-    left = [*finished.values()]
-    if any(one.ends or one.missing_faults or one.failed_checks for one in announced) or any(
-        one != Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left
-    ):
-        return None
-    if any(messages for one in left[:1] for _, _, messages in one.uses.values()):
-        return None
-    return Verdict("passed", duration=max(map(_seconds, outcomes)), ranks=tuple(map(_rank_phase, outcomes)))
 
 
 def judge(phase: Phase) -> Verdict:
@@ -211,16 +184,18 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict` with what follows from the ranks' last messages."""
     finished = phase.finished.values()
     leaks = sentences.leak_lines(phase.finished)
-    failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
-    found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
-    kill_reason = next(map(sentences.describe_mismatch, found), None)
+    failing_leaks = leaks if phase.leaks == "fail" else []
+    uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
+    kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
     waiting = unawaited_collectives(phase.finished)
     missed = []
     if ends := expected_ends.agreed(phase.announced):
-        if UNEVEN_COLLECTIVES in ends and not compare_collectives(phase.finished):
+        if UNEVEN_COLLECTIVES in ends and not uneven:
             missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
-        found = expected_ends.unexplained(found, phase.finished, ends)
-        waiting = expected_ends.without_consequences(waiting, ends)
+        # Other ranks notice an end at different times, and lose collectives that torch has started itself. No later
+        # test meets what is left of them: the ranks are replaced.
+        uneven, waiting = [], {}
+    found = uneven + groups
     mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
     unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
@@ -297,7 +272,7 @@ def _merge(phase: Phase) -> Verdict:
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:
     """Return the sort key of a rank that `hung`: the ranks that others wait for come first."""
-    return hung.secondary, waiting_in(phase.findings.records.get(hung.rank, {})) is not None
+    return hung.secondary, waiting_in(phase.records.get(hung.rank)) is not None
 
 
 def properties(outcomes: Sequence[RankOutcome]) -> list[tuple[str, object]]:
@@ -382,7 +357,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     else:
         message, lines = root.headline, root.text.splitlines()
         if not says_all:
-            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.findings, phase.folders)
+            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.records, phase.folders)
         longrepr = _source_longrepr(root.stack, message, lines, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
@@ -415,7 +390,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
     sections = sentences.stacks(phase.outcomes, root, phase.folders)
-    if lines := sentences.collective_lines(stacks, phase.findings, phase.folders):
+    if lines := sentences.collective_lines(stacks, phase.records, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
 

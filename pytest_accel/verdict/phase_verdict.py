@@ -206,12 +206,11 @@ def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> Non
         )
 
 
-def warn(lines: Sequence[str], place: tuple[str, int]) -> list[str]:
-    """Issue a warning for each line at `place` (file, line); return the lines that warning filters turn into errors."""
-    errors = []
-    for line in lines:
-        try:
+def raises(leaks: Sequence[str], place: tuple[str, int]) -> bool:
+    """Warn of each of `leaks` at `place` (file, line); return True if a warning filter makes that an error."""
+    try:
+        for line in leaks:
             warnings.warn_explicit(line, LeftoverWarning, *place)
-        except LeftoverWarning:
-            errors.append(line)
-    return errors
+    except LeftoverWarning:
+        return True
+    return False

@@ -1,6 +1,6 @@
 """All sentences about ranks that a user reads: in reports of failures, on the terminal, and in the session's summary.
 
-The other modules have causes, outcomes and findings as data, and ask this module for the text when a report is made.
+The other modules have causes, outcomes and records as data, and ask this module for the text when a report is made.
 Pure functions, except that the source lines at which ranks stand are read from their files.
 """
 
@@ -15,11 +15,11 @@ from pytest_accel.compat.pytest_shims import reason_of_skip
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end, cut_gloo, group_label, ranks_text
-from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
-from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
+from pytest_accel.diagnostics.collectives import Difference, lacking, waiting_in, waits
+from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, stack_text, threads_text, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
-from pytest_accel.messages.flight_record import RankWait
+from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import (
     ExceptionSketch,
     ExitCause,
@@ -131,10 +131,7 @@ def exit_request(reason: str) -> str:
 
 def describe_end(end: RankOutcome, *, named: bool = True) -> str:
     """Return a sentence on the end of a rank: why its world is killed, for the record. `named`: it names the rank."""
-    if end.hang is not None:
-        how = describe_hang(end.hang)
-    else:
-        how = _first_line(end) if end.exit is None else describe_exit(end.exit)
+    how = _describe_death(end) if end.hang is None else describe_hang(end.hang)
     return f"rank {end.rank} {how}" if named else how
 
 
@@ -181,7 +178,7 @@ def failure_message(
     ranks: Sequence[int],
     outcomes: Sequence[RankOutcome],
     when: When,
-    findings: Findings,
+    records: Mapping[int, FlightRecord],
     folders: Folders,
 ) -> tuple[str, list[str]]:
     """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
@@ -189,7 +186,7 @@ def failure_message(
     if root.hang is not None and root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
         ends = [one.later or one for one in outcomes]
         hung = [one for one in ends if one.hang is not None and one.hang.cause is root.hang.cause]
-        message = _describe_timeout(outcomes, hung, findings, folders)
+        message = _describe_timeout(outcomes, hung, records, folders)
         return message, [message]
     if root.hang is not None:
         message = f"{who}: {_describe_stop(root, folders, len(ranks))}"
@@ -208,8 +205,7 @@ def failure_message(
     if when == "call" and root.exit == exited(0):  # Status 0 alone would read like a success.
         phase = f" before {'it' if len(ranks) == 1 else 'they'} had finished the test"
     be = "was" if len(ranks) == 1 else "were"
-    text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
-    message = f"{who} {text}{phase}{_place(root, folders)}"
+    message = f"{who} {_describe_death(root, be)}{phase}{_place(root, folders)}"
     return message, [message]
 
 
@@ -492,8 +488,7 @@ def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> st
         if outcome.hang is not None:
             return _describe_stop(outcome, folders, number)
         if outcome.ending == "died":
-            text = _first_line(outcome) if outcome.exit is None else describe_exit(outcome.exit)
-            return f"{text}{_place(outcome, folders)}"
+            return f"{_describe_death(outcome)}{_place(outcome, folders)}"
         if outcome.headline:
             return outcome.headline
         lines = outcome.text.strip().splitlines() or [outcome.ending]
@@ -520,7 +515,10 @@ def _place(outcome: RankOutcome, folders: Folders) -> str:
     return "" if frame is None else f"{' at' if known else ', after the collective at'} {frame.where(folders)}"
 
 
-def _first_line(outcome: RankOutcome) -> str:
+def _describe_death(outcome: RankOutcome, be: str = "") -> str:
+    """Return the predicate of a rank that has ended; see `describe_exit` for `be`."""
+    if outcome.exit is not None:
+        return describe_exit(outcome.exit, be)
     unknown = _LOST_CONNECTION if outcome.ending == "died" else outcome.ending
     return next(iter(outcome.text.strip().splitlines()), unknown)
 
@@ -542,7 +540,10 @@ def _describe_silence(number: int) -> str:
 
 
 def _describe_timeout(
-    outcomes: Sequence[RankOutcome], hung: Sequence[RankOutcome], findings: Findings, folders: Folders
+    outcomes: Sequence[RankOutcome],
+    hung: Sequence[RankOutcome],
+    records: Mapping[int, FlightRecord],
+    folders: Folders,
 ) -> str:
     """Return the message for ranks that timed out or are in a deadlock.
 
@@ -552,10 +553,10 @@ def _describe_timeout(
     assert hung[0].hang is not None
     is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
     about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
-    found = [_describe_difference(one.difference) for one in waits(findings.records) if one.difference is not None]
-    if found and all(one.rank not in findings.waits and waiting_in(findings.records.get(one.rank, {})) for one in hung):
+    found = [_describe_difference(one.difference) for one in waits(records) if one.difference is not None]
+    if found and all(_awaited(one.rank, records) is None and waiting_in(records.get(one.rank)) for one in hung):
         return f"{about}: {'; '.join(found)}"
-    by_position = _grouped((_position(one, findings, folders), one.rank) for one in hung)
+    by_position = _grouped((_position(one, records, folders), one.rank) for one in hung)
     parts = [
         f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {one if len(ranks) == 1 else several} {rest}"
         for (_, one, several, rest), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
@@ -567,13 +568,21 @@ def _describe_timeout(
     return f"{about}: {'; '.join(parts + found)}"
 
 
-def _position(outcome: RankOutcome, findings: Findings, folders: Folders) -> tuple[bool, str, str, str]:
+def _awaited(rank: int, records: Mapping[int, FlightRecord]) -> RankWait | None:
+    """Return the message or exchange that `rank` waits for; None if it waits for none, or if that is unknown."""
+    wait = records[rank].wait if rank in records else None
+    return None if wait is None or wait.kind == "collective" else wait
+
+
+def _position(
+    outcome: RankOutcome, records: Mapping[int, FlightRecord], folders: Folders
+) -> tuple[bool, str, str, str]:
     """Return whether a rank that hung waits for others, and its predicate: the verb for one and several, the rest."""
     frame = where(frames_of_rank(outcome.stack), folders)
     at = "" if frame is None else f"at {frame.place(folders)}"
-    if outcome.rank in findings.waits:
-        return True, "waits", "wait", f"{at} for {_describe_wait(*findings.waits[outcome.rank])}".lstrip()
-    if (one := waiting_in(findings.records.get(outcome.rank, {}))) is not None:
+    if (wait := _awaited(outcome.rank, records)) is not None:
+        return True, "waits", "wait", f"{at} for {_describe_wait(wait, lacking(outcome.rank, records))}".lstrip()
+    if (one := waiting_in(records.get(outcome.rank))) is not None:
         return True, "is", "are", f"stuck in {one.name} {at}".rstrip()
     if not outcome.stack:
         return False, "does", "do", _SILENT
@@ -600,16 +609,16 @@ def wasxfail(outcome: RankOutcome) -> str | None:
     return None if outcome.report is None else outcome.report.report.get("wasxfail")
 
 
-def collective_lines(stacks: Mapping[int, str], findings: Findings, folders: Folders) -> list[str]:
+def collective_lines(stacks: Mapping[int, str], records: Mapping[int, FlightRecord], folders: Folders) -> list[str]:
     """Return lines on the collectives in which ranks wait, and on the ranks that have not reached them."""
-    if findings.unrecorded_by:
-        return [f"the collectives are unknown: torch {findings.unrecorded_by} does not record them; torch 2.8 does"]
+    if old := next((one.unrecorded_by for one in records.values() if one.unrecorded_by), ""):
+        return [f"the collectives are unknown: torch {old} does not record them; torch 2.8 does"]
     frames = {rank: where(frames_of_rank(stack), folders) for rank, stack in stacks.items()}
     places = {rank: frame.where(folders) for rank, frame in frames.items() if frame is not None}
-    return _wait_lines(findings.records, places)
+    return _wait_lines(records, places)
 
 
-def _wait_lines(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
+def _wait_lines(records: Mapping[int, FlightRecord], places: Mapping[int, str]) -> list[str]:
     """Return lines on each group in which a rank waits. `places` has the ranks' known places in the code.
 
     The lines say "unknown" about a rank without a record, such as a dead rank.
@@ -683,7 +692,7 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
         text = describe_exit(world.ends[rank]) if rank in world.ends else at if stack else ""
         by_text.setdefault(text, []).append(rank)
     lines = [f"{ranks_text(ranks)}: {text or _describe_silence(len(ranks))}" for text, ranks in by_text.items()]
-    lines += collective_lines(world.stacks, world.findings, folders)
+    lines += collective_lines(world.stacks, world.records, folders)
     texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack and rank not in finished}
     for ranks in _alike(texts):
         lines += [f"--- [{ranks_text(ranks)}] stacks ---", texts[ranks[0]]]
@@ -691,7 +700,7 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
 
 
 def progress_parts(
-    places: Mapping[int, str], finished: Sequence[int], records: Mapping[int, Record], folders: Folders
+    places: Mapping[int, str], finished: Sequence[int], records: Mapping[int, FlightRecord], folders: Folders
 ) -> list[str]:
     """Return texts on the places of ranks in the code, the ranks that have finished, and the collectives of ranks."""
     by_text = _grouped((folders.shown(place), rank) for rank, place in places.items())

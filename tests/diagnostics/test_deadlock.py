@@ -11,13 +11,14 @@ from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.collectives import deadlocked, lacking
 from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord, RankWait
 from tests.flight_records import entry
+from tests.flight_records import record as flight_record
 
 
 def record(number: int, *, waits: bool = True, **more: Any) -> FlightRecord:
     """Return the record of a rank of three that has issued `number` collectives; it waits in the last."""
     entries = [entry(number, done=not waits, **more)] if number else []
     wait = RankWait("collective", DEFAULT_GROUP, number, (0, 1, 2), (COLLECTIVES,)) if waits else None
-    return FlightRecord(entries, {DEFAULT_GROUP: (0, 1, 2)}, {DEFAULT_GROUP: {COLLECTIVES: number}}, wait, quiet=3600)
+    return replace(flight_record(*entries, **{DEFAULT_GROUP: number}), wait=wait, quiet=3600)
 
 
 WAITS = record(4)

@@ -145,14 +145,9 @@ def test_small(card):
 
 
 def test_keeps_its_cache(card):
+    note("cached")
     assert card.reserved == GIB
     assert "empty" not in card.calls
-    Block(card, 3 * GIB)
-
-
-def test_finds_the_cache_emptied(card):
-    note("emptied")
-    assert (card.reserved, card.calls["empty"]) == (0, 1)
 
 
 def test_fails_with_a_full_card(card):
@@ -162,7 +157,7 @@ def test_fails_with_a_full_card(card):
 
 def test_finds_the_card_empty(card):
     note("failed")
-    assert (card.allocated, card.reserved) == (0, 0)
+    assert card.allocated == 0
     assert not hasattr(sys, "last_value")
 
 
@@ -203,7 +198,7 @@ def test_at_last(card):
 def _check_memory(run: Run, ranks: dict[str, str]) -> None:
     """Check the results of `_MEMORY`; `ranks` has the process of each test."""
     # Neither a workspace nor a failed test costs the rank.
-    names = ["backward", "nothing", "emptied", "failed", "before-graph"]
+    names = ["backward", "nothing", "cached", "failed", "before-graph"]
     assert len({ranks[name] for name in names}) == 1
     assert len({ranks[name] for name in ("before-graph", "after-graph", "engine")}) == 3
     assert ranks["engine"] == ranks["last"]

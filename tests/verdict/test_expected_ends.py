@@ -232,48 +232,22 @@ def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
     assert half.outcome == "failed"
 
 
-def test_groups_without_a_rank_that_has_ended_are_compared_as_always() -> None:
-    def end_of_test(members: tuple[int, ...], ends: tuple[ExpectedEnd, ...], **more: object) -> Verdict:
+@pytest.mark.parametrize("end", [EXIT, HANG, UNEVEN])
+def test_collectives_are_not_compared_after_an_announced_end(end: ExpectedEnd) -> None:
+    def end_of_test(*announced: tuple[ExpectedEnd, ...], **more: object) -> Verdict:
         finished = {
-            rank: Finished(1, {"3": (members, rank, {})}, **more)  # type: ignore[arg-type]
+            rank: Finished(1, {"3": ((0, 2), rank, {})}, **more)  # type: ignore[arg-type]
             for rank in (0, 2)
         }
         outcomes = [passed(0), ended(7), passed(2)]
-        return judged(
-            *outcomes,
-            when="teardown",
-            finished=finished,
-            announced=by_rank(ends, ends, ends),
-            ended_before=frozenset({1}),
-        )
+        every = by_rank(*announced)
+        return judged(*outcomes, when="teardown", finished=finished, announced=every, ended_before=frozenset({1}))
 
-    assert end_of_test((0, 1, 2), (EXIT,)).outcome == "passed", "the others notice the end at different times"
-    assert end_of_test((0, 2), (EXIT,)).cause == Cause(CauseKind.DISAGREED, "collectives")
-    assert end_of_test((0, 1, 2), (EXIT, UNEVEN)).outcome == end_of_test((0, 2), (EXIT, UNEVEN)).outcome == "passed"
-    assert end_of_test((0, 1, 2), (UNEVEN, HANG)).outcome == "passed"
+    unawaited = UnawaitedCollective("all_reduce", "test_it.py", 7, "Connection reset by peer")
+    assert end_of_test((end,), (end,), (end,), unawaited=(unawaited,)).outcome == "passed"
+    assert end_of_test((end,), (), (end,)).cause == Cause(CauseKind.DISAGREED, "collectives")
     leak = Leak(LeakKind.THREAD, "mine")
-    assert end_of_test((0, 1, 2), (EXIT,), leaks=(leak,)).cause == Cause(CauseKind.LEAKED, "thread", (0, 2))
-
-
-@pytest.mark.parametrize(
-    ("error", "end", "outcome"),
-    [
-        (None, EXIT, "passed"),
-        (None, HANG, "passed"),
-        (None, UNEVEN, "passed"),
-        ("Read error: Connection reset by peer", EXIT, "passed"),
-        ("Read error: Connection reset by peer", UNEVEN, "failed"),
-        ("op.preamble.length <= op.nbytes. 32 vs 12", EXIT, "failed"),
-        ("op.preamble.length <= op.nbytes. 32 vs 12", UNEVEN, "failed"),
-    ],
-)
-def test_a_collective_that_nobody_waits_for_may_wait_for_a_rank_that_has_ended(
-    error: str | None, end: ExpectedEnd, outcome: str
-) -> None:
-    unawaited = (UnawaitedCollective("all_reduce", "test_it.py", 7, error),)
-    finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank, {})}, unawaited=unawaited) for rank in (0, 1)}
-    verdict = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((end,), (end,)))
-    assert verdict.outcome == outcome
+    assert end_of_test((end,), (end,), (end,), leaks=(leak,)).cause == Cause(CauseKind.LEAKED, "thread", (0, 2))
 
 
 def test_the_ranks_are_replaced_after_a_test_with_announcements() -> None:

@@ -12,15 +12,13 @@ from msgspec import structs
 
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
-from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.diagnostics.collectives import Collective
-from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, GroupUse, Leak, LeakKind, When
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
-from pytest_accel.verdict.judgement import plain_pass, properties, text_longrepr
+from pytest_accel.verdict.judgement import properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
+from tests.flight_records import entry, record
 from tests.verdict.phases import (
     OUTPUT,
     PLACE,
@@ -49,8 +47,7 @@ def kind(*outcomes: RankOutcome) -> CauseKind | None:
 
 def test_a_test_passes_if_all_ranks_have_passed() -> None:
     verdict = Verdict("passed", ranks=(RankPhase(0, "passed"), RankPhase(1, "passed")))
-    finished = dict.fromkeys(range(2), Finished(1))
-    assert judged(passed(0), passed(1)) == plain_pass([passed(0), passed(1)], [], finished) == verdict
+    assert judged(passed(0), passed(1)) == verdict
 
 
 @pytest.mark.parametrize("outcome", [failed(1), died(1), hung(1), skipped(1), RankOutcome(1, "unstarted", text="no")])
@@ -210,14 +207,13 @@ def test_hangs_at_different_places_are_reported_separately() -> None:
 
 
 def test_a_hang_names_the_difference_between_collectives() -> None:
-    calls = {
-        rank: {DEFAULT_GROUP: {1: Collective(DEFAULT_GROUP, 1, operation, (), (), done=False)}}
-        for rank, operation in enumerate(("barrier", "all_reduce"))
-    }
-    difference = "the ranks called different operations as collective #1: rank 0 barrier, rank 1 all_reduce"
+    calls = dict(enumerate(record(entry(1, name, done=False)) for name in ("barrier", "all_reduce")))
+    tensor = "(float32[2, 3])"
+    each = f"rank 0 barrier {tensor}, rank 1 all_reduce {tensor}"
+    difference = f"the ranks called different operations as collective #1: {each}"
     for cause, about in ((HangCause.PHASE_TIMEOUT, "timed out after 5 s"), (HangCause.DEADLOCK, "deadlock")):
         ranks = [hung(rank)._replace(hang=Hang(cause, 5, "call")) for rank in (0, 1)]
-        assert judged(*ranks, findings=Findings(calls)).message == f"{about}: {difference}"
+        assert judged(*ranks, records=calls).message == f"{about}: {difference}"
 
 
 def test_a_hung_rank_without_a_stack_does_not_respond_to_signals() -> None:
@@ -430,12 +426,6 @@ def test_a_leak_is_ignored_or_is_a_warning_or_a_failure(leaks: str, outcome: str
     assert verdict.cause == (Cause(CauseKind.LEAKED, "thread", (0, 1)) if outcome == "failed" else None)
     text = "" if leaks == "off" else "ranks 0-1 left the thread 'mine' running"
     assert (*verdict.leak_warnings, verdict.message)[0] == text
-
-
-def test_a_leak_whose_warning_is_an_error_fails_the_teardown() -> None:
-    leak = Finished(1, {}, leaks=(THREAD, Leak(LeakKind.RPC, lasting=True)))
-    verdict = at_the_end(leak, leaks="warn", leak_errors=["rank 0 left that"])
-    assert (verdict.outcome, verdict.message, len(verdict.leak_warnings)) == ("failed", "rank 0 left that", 2)
 
 
 def test_leaks_and_late_errors_are_not_reported_in_addition_to_a_failure() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from pytest_accel.core.frames import PACKAGE
 from pytest_accel.core.truncation import DEFAULT_GROUP, ranks_text
-from pytest_accel.diagnostics.collectives import Record
-from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, RankProblem
+from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import (
     ExitCause,
     Finished,
@@ -188,8 +188,8 @@ HINT = "with TORCH_DISTRIBUTED_DEBUG=DETAIL, such a call raises an error on ever
 OPEN = record(entry(3), entry(4, done=False))
 
 
-def wait_lines(records: Mapping[int, Record], stacks: dict[int, str]) -> list[str]:
-    return sentences.collective_lines(stacks, Findings(records), FOLDERS)
+def wait_lines(records: Mapping[int, FlightRecord], stacks: dict[int, str]) -> list[str]:
+    return sentences.collective_lines(stacks, records, FOLDERS)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def wait_lines(records: Mapping[int, Record], stacks: dict[int, str]) -> list[st
             ],
         ),
         (
-            {0: OPEN, 2: {}},
+            {0: OPEN, 2: record()},
             [
                 "rank 0 is in all_reduce #4 (float32[2, 3])",
                 "rank 2 has not reached all_reduce #4 (last collective: none); is at test_it.py:12 in test_it",
@@ -230,7 +230,7 @@ def wait_lines(records: Mapping[int, Record], stacks: dict[int, str]) -> list[st
             ],
         ),
         (
-            {0: record(entry(2, done=False, group="7")), 1: record(entry(1, group="7")), 2: {}},
+            {0: record(entry(2, done=False, group="7")), 1: record(entry(1, group="7")), 2: record()},
             [
                 "rank 0 is in all_reduce #2 (float32[2, 3]) of process group 7",
                 "rank 1 has not reached all_reduce #2 (last collective: all_reduce #1)",
@@ -238,8 +238,8 @@ def wait_lines(records: Mapping[int, Record], stacks: dict[int, str]) -> list[st
         ),
     ],
 )
-def test_waiting_and_missing_ranks_are_described(records: dict[int, Record], lines: list[str]) -> None:
-    assert sentences.collective_lines({2: STACK}, Findings(records), FOLDERS) == lines
+def test_waiting_and_missing_ranks_are_described(records: dict[int, FlightRecord], lines: list[str]) -> None:
+    assert sentences.collective_lines({2: STACK}, records, FOLDERS) == lines
 
 
 def test_different_shapes_and_types_of_a_collective_are_described() -> None:
@@ -290,14 +290,14 @@ def test_an_interrupt_says_where_the_ranks_are() -> None:
   File "/venv/lib/python3.12/multiprocessing/connection.py", line 250 in recv
   File "{PACKAGE}rank/link_to_driver.py", line 31 in receive
 """
-    world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK}, Findings())
+    world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK}, {})
     assert sentences.interrupted_lines(world, FOLDERS)[:4] == [
         "rank 0: finished the test",
         "rank 1: does not respond to signals",
         "rank 2: exited with status 3",
         "rank 3: at test_it.py:12 in test_it",
     ]
-    silent = Interrupted("test_it", {}, {0: "", 1: ""}, Findings())
+    silent = Interrupted("test_it", {}, {0: "", 1: ""}, {})
     assert sentences.interrupted_lines(silent, FOLDERS) == ["ranks 0-1: do not respond to signals"]
 
 
