@@ -191,18 +191,20 @@ pre { white-space: pre-wrap; font-size: 12px; }
 {% for test in tests %}
 <tr><td>{{ test.verdict }}</td>
 <td>{% if test.failure is none %}{{ test.test }}{% else %}<details><summary>{{ test.test }}</summary>
-{% for phase in test.phases if phase.headline %}<p>{{ where(phase) }}<br/><b>{{ phase.headline }}</b></p>
-{% endfor %}
-<table><tr><th>phase</th><th>rank</th><th>end</th></tr>
-{% for phase in test.phases %}{% for one in phase.ranks %}<tr><td>{{ phase.when }}</td><td>{{ one.rank }}</td>
-<td>{{ endings.get(one.ending, one.ending) }}{{ " %.2f s" | format(one.stop - one.start) if one.start }}</td></tr>
-{% endfor %}{% endfor %}</table>
-{% for name, text in texts(test) %}<h4>{{ name }}</h4><pre>{{ text }}</pre>
+{% for phase in test.phases %}
+<p>{{ where(phase) }}{% if phase.headline %}<br/><b>{{ phase.headline }}</b>{% endif %}
+{%- for one in phase.ranks %}<br/>rank {{ one.rank }}: {{ endings.get(one.ending, one.ending) }}
+{{- " %.2f s" | format(one.stop - one.start) if one.start }}{% endfor %}</p>
+{% if phase.failure %}<pre>{{ phase.failure }}</pre>{% endif %}
+{% for name, text in phase.output.items() %}<h4>{{ name }}</h4><pre>{{ text }}</pre>{% endfor %}
 {% endfor %}
 </details>{% endif %}</td>
 {%- for value in (test.span.seconds, test.waited, test.device_seconds) %}
 <td>{{ "%.2f" | format(value) }}</td>{% endfor %}
-<td>{{ devices(test) }}</td><td>{{ peaks(test) }}</td></tr>
+<td>{% for lane, share in test.lanes.items() %}{{ ", " if not loop.first }}{{ labels.get(lane, lane.name) }}
+{{- " (share %g)" | format(share) if share < 1 }}{% endfor %}</td>
+<td>{% for rank, peak in test.peaks.items() %}{{ ", " if not loop.first }}rank {{ rank }}: {{ memory(peak) }}
+{%- endfor %}</td></tr>
 {% endfor %}
 </table>
 </body>
@@ -229,14 +231,6 @@ def page(sessions: Sequence[Session]) -> str:
         (one for session in sessions for one in session.tests),
         key=lambda one: (VERDICTS.index(one.verdict), -one.span.seconds),
     )
-    labels = _labels(sessions)
-
-    def devices(test: TestRun) -> str:
-        shares = test.lanes.items()
-        return ", ".join(
-            labels.get(lane, lane.name) + (f" (share {share:g})" if share < 1 else "") for lane, share in shares
-        )
-
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_PAGE)
     return template.render(
         title="Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions",
@@ -246,11 +240,10 @@ def page(sessions: Sequence[Session]) -> str:
         facts=_facts,
         tables=tables(sessions),
         tests=tests,
-        devices=devices,
-        peaks=_peaks,
+        labels=_labels(sessions),
+        memory=format_memory,
         where=_where,
         endings=_ENDINGS,
-        texts=_texts,
     )
 
 
@@ -276,18 +269,7 @@ def _facts(session: Session) -> Iterator[str]:
     yield killed if session.finished is None else f"exit status {session.finished.status}"
 
 
-def _peaks(test: TestRun) -> str:
-    return ", ".join(f"rank {rank}: {format_memory(peak)}" for rank, peak in test.peaks.items())
-
-
 def _where(phase: Event) -> str:
     """Return phase, ranks and place of a failure."""
     ranks = ranks_text(phase.failed_ranks) if phase.failed_ranks else ""
     return ", ".join(filter(None, (f"{phase.when} {phase.outcome}", ranks, _place(phase))))
-
-
-def _texts(test: TestRun) -> Iterator[tuple[str, str]]:
-    """Yield failures and captured output with their titles."""
-    for phase in test.phases:
-        texts = {f"Failure in {phase.when}": phase.failure, **phase.output}
-        yield from ((name, text) for name, text in texts.items() if text)
