@@ -10,7 +10,7 @@ from benchmarks.makespan import DEVICES, MIXES, WORKERS, accel_scheduler
 from benchmarks.measure import Effort, Figure, middle
 from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.features.order.tasks import Task
-from pytest_accel.features.planning.selection import partition
+from pytest_accel.features.planning.division import partition
 
 _SEEDS = 6
 _TARGETS = {True: 1.05, False: 1.2}

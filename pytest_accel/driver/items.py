@@ -29,7 +29,7 @@ from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_data import FAILURES, RankDataError
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
-from pytest_accel.verdict.judgement import Phase, judge, text_longrepr
+from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
 
 if TYPE_CHECKING:
@@ -251,6 +251,9 @@ class WorldRun:
         assert world is not None
         outcomes = self._wait(world, when)
         finished = world.finished() if when == "teardown" else {}
+        is_plain = world.monitor.reusable and not world.monitor.has_extras
+        if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
+            return plain
         if all(one.ending == "passed" for one in outcomes):
             # The end of a rank in a later phase is reported with that phase alone, although it is known already.
             outcomes = [one._replace(later=None) for one in outcomes]

@@ -116,6 +116,11 @@ class RankMonitor:
         for rank in self.ranks:
             rank.begin()
 
+    @property
+    def has_extras(self) -> bool:
+        """True if `take_extras` has not returned all additional reports of the test."""
+        return bool(self._extras)
+
     def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and earlier phases, with their ranks, and forget them."""
         phases = PHASES[: PHASES.index(when) + 1]

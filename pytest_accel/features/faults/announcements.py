@@ -13,14 +13,13 @@ from threading import get_ident
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from msgspec import json
+import pytest
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExpectedEnd
 from pytest_accel.rank.process_group import Gathering
 from pytest_accel.verdict.expected_ends import leave_nobody
-from pytest_accel.verdict.sentences import no_agreement
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -52,8 +51,7 @@ class Faults:
         """The thread of the test, in which operations are seen."""
         self._ends: tuple[ExpectedEnd, ...] = ()
         self._faults: list[Fault] = []
-        self._failed_checks = 0
-        self._note_failed_checks()
+        self._fail_at_failed_checks()
         if "torch" in modules:
             self._watch()  # Modes must end in the reverse order: begin before the modes of the test.
 
@@ -127,9 +125,9 @@ class Faults:
         self._watch()
 
     def _announce(self, *ends: ExpectedEnd, faults: Sequence[Fault] = ()) -> None:
-        """Tell the driver, then wait until the other ranks have done so. Raise ValueError if their ends differ.
+        """Tell the driver, which fails the test if the ranks' ends differ; then wait until all ranks have told it.
 
-        Raise ValueError, too, for ends that cannot be judged, and RuntimeError outside of the call of a test.
+        Raise ValueError for ends that cannot be judged, and RuntimeError outside of the call of a test.
         """
         __tracebackhide__ = True
         context, known = self._context, {end.rank for end in self._ends}
@@ -149,19 +147,17 @@ class Faults:
         self._tell()
         if not ends or size == 1:
             return
-        each = [json.decode(value, type=tuple[ExpectedEnd, ...]) for value in self._gather(json.encode(ends))]
+        self._gather(b"")
         # Rank 0 serves the store: it must not end before the others have read the announcements.
         self._gather(b"") if context.rank == 0 else self._gather.put(b"")
-        if any(one != ends for one in each):
-            raise ValueError(no_agreement(each))
 
     def _tell(self) -> None:
         """Tell the driver what is announced and planned."""
         missing = tuple(str(fault) for fault in self._faults if not fault.has_come)
-        self._context.announce(Announced(ends=self._ends, missing_faults=missing, failed_checks=self._failed_checks))
+        self._context.announce(Announced(ends=self._ends, missing_faults=missing))
 
-    def _note_failed_checks(self) -> None:
-        """Tell the driver of each failed check of pytest-check at once: the rank may end before it reports them."""
+    def _fail_at_failed_checks(self) -> None:
+        """Have a failed check of pytest-check fail the test at once: the rank may end before it reports the check."""
         for name, module in list(modules.items()):
             if name.partition(".")[0] == "pytest_check" and hasattr(module, "log_failure"):
                 log: Any = module.log_failure
@@ -170,11 +166,9 @@ class Faults:
 
     def _log_failed_check(self, log: Callable[..., None], *args: object, **named: object) -> None:
         __tracebackhide__ = True
-        if named.get("xfail") is None and self._context.in_call:
-            self._failed_checks += 1
-            if self._thread == get_ident():  # No other thread may send.
-                self._tell()
         log(*args, **named)
+        if named.get("xfail") is None and self._context.in_call:
+            pytest.fail("with the fixture 'faults', a failed check ends the test on its rank")
 
     def _check_rank(self, rank: object) -> None:
         """Raise ValueError if the test has no such rank."""

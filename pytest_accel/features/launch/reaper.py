@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from time import monotonic, sleep
+from time import monotonic
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TIMEOUT = 10.0  # seconds in which killed processes must exit: less than the test's process waits for this program
@@ -46,20 +46,12 @@ def _kill_descendants() -> list[int]:
     import psutil
 
     deadline = monotonic() + _TIMEOUT
-    while True:
-        living = []
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    living.append(process.pid)
-                    with suppress(psutil.AccessDenied):  # For example another user's, by sudo.
-                        process.kill()
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not living or monotonic() > deadline:
-            return living
-        sleep(0.01)
+    while (found := psutil.Process().children(recursive=True)) and monotonic() < deadline:
+        for process in found:
+            with suppress(psutil.Error):  # For example another user's, by sudo.
+                process.kill()
+        psutil.wait_procs(found, timeout=0.1)  # Children that have exited are reaped.
+    return [process.pid for process in found]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pytest_accel.core.units import count_text
 from pytest_accel.features.order.scheduler import RunOrder
 from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.order.tasks import Task, need_of, planned, seconds_of, tasks_of
-from pytest_accel.features.planning.selection import skip_reason
+from pytest_accel.features.planning.division import skip_reason
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ sends `SIGINFO`.
 from __future__ import annotations
 
 import signal
+from _thread import start_new_thread
 from contextlib import suppress
 from os import close, dup, write
 from pathlib import Path
-from queue import SimpleQueue
 from signal import SIG_DFL, getsignal
 from signal import signal as set_handler
-from threading import current_thread, main_thread
+from threading import Lock, current_thread, main_thread
 from traceback import format_exc
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,9 +21,9 @@ import pytest
 
 from pytest_accel.compat.pytest_shims import is_subtest, terminal_file
 from pytest_accel.compat.xdist_shims import worker_of_starting_test
-from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import Folders, folders_of, raised_in_suite
+from pytest_accel.core.threads import END_TIMEOUT
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.pool.pool import Pool, waiting_text
@@ -42,12 +42,12 @@ def register(session: AccelSession) -> None:
     """Register the hooks, unless that has been done. Call this in the controller, while nothing is captured.
 
     No-op without a terminal reporter, if the output has no file descriptor (that of xdist's ``--looponfail`` has none),
-    if no thread can be started, or if a function that the suite has replaced raises.
+    or if a function that the suite has replaced raises.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
         try:
-            with suppress(AttributeError, OSError, threads.NoThreadError):
+            with suppress(AttributeError, OSError):
                 descriptor = dup(terminal_file(session.config)[0].fileno())
                 plugins.register(LiveHooks(session, descriptor), _PLUGIN)
         except Exception as error:
@@ -57,7 +57,7 @@ def register(session: AccelSession) -> None:
 
 
 class LiveHooks:
-    """Follows the tests, and shows the state of the session from a thread of its own."""
+    """Follows the tests, and shows the state of the session on a signal, from a thread that ends with the report."""
 
     def __init__(self, session: AccelSession, descriptor: int) -> None:
         """`descriptor` is a copy of the terminal's, which is closed at the end."""
@@ -68,14 +68,9 @@ class LiveHooks:
         """By worker: its test, the begin of the test, and the phase. Without xdist, the only name is empty."""
         self._worker_of: dict[str, str] = {}
         """The worker that has started each test."""
-        self._requests: SimpleQueue[bool] = SimpleQueue()
-        """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
-        self._stopped = False
-        try:
-            self._thread = threads.start(self._run, "accel-live")
-        except threads.NoThreadError:
-            close(descriptor)
-            raise
+        self._is_over = False
+        self._showing = Lock()
+        """Held while a thread shows a report."""
         in_main = current_thread() is main_thread()
         self._signals = [number for number in _SIGNALS if in_main and _is_free(number)]
         for number in self._signals:  # Programs that this process starts, such as the fork server, have no handler.
@@ -101,21 +96,24 @@ class LiveHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        if not self._stopped and not self._session.is_forked_copy:
-            self._stopped = True
+        if not self._is_over and not self._session.is_forked_copy:
+            self._is_over = True
             for number in self._signals:
                 if getsignal(number) == self._on_signal:
                     set_handler(number, SIG_DFL)
-            self._requests.put(False)
-            threads.end(self._thread)
-            close(self._descriptor)
+            if self._showing.acquire(timeout=END_TIMEOUT):  # Otherwise leave open what the thread may be using.
+                close(self._descriptor)
+                self._showing.release()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._requests.put(True)
+        # A start of `threading.Thread` takes a lock that the interrupted code may hold.
+        with suppress(RuntimeError):  # This process cannot have more threads.
+            start_new_thread(self._show, ())
 
-    def _run(self) -> None:
-        while self._requests.get():
-            self._write(self._report())
+    def _show(self) -> None:
+        with self._showing:
+            if not self._is_over and not self._session.is_forked_copy:
+                self._write(self._report())
 
     def _write(self, lines: list[str]) -> None:
         """Write lines below the unfinished line of pytest, and repeat that below them.

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pytest_accel.core.terminal_lines import escaped
-from pytest_accel.core.truncation import cut, cut_end, ranks_text
+from pytest_accel.core.truncation import cut_end, ranks_text
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.features.record.record_file import Event, RecordError
 from pytest_accel.features.record.timeline import Lane, Session, TestRun, Verdict, covered
@@ -33,8 +33,6 @@ _SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
 _LONGEST = 300  # Characters of a cell in Markdown.
 _ENTITIES = str.maketrans({one: f"&#{ord(one)};" for one in "&<>\"'`*_{}[]()|~#!$@^\\"})
 """The characters with a meaning in HTML, in Markdown or in GitHub's extensions of it."""
-TEXT_BUDGET = 2_000_000
-"""Characters of failures and captured output on a page."""
 _LONGEST_LABEL = 12
 _ENDINGS = {"hung": "did not finish", "unstarted": "did not start", "stopped": "stopped after another rank"}
 """Words for the ends of phases in ranks that are not clear by themselves."""
@@ -193,18 +191,20 @@ pre { white-space: pre-wrap; font-size: 12px; }
 {% for test in tests %}
 <tr><td>{{ test.verdict }}</td>
 <td>{% if test.failure is none %}{{ test.test }}{% else %}<details><summary>{{ test.test }}</summary>
-{% for phase in test.phases if phase.headline %}<p>{{ where(phase) }}<br/><b>{{ phase.headline }}</b></p>
-{% endfor %}
-<table><tr><th></th>{% for phase in test.phases %}<th>{{ phase.when }}</th>{% endfor %}</tr>
-{% for rank, cells in ranks(test) %}<tr><th>rank {{ rank }}</th>
-{%- for cell in cells %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>
-{% for name, text in texts(test) %}<h4>{{ name }}</h4><pre>{{ cut(text, longest) }}</pre>
+{% for phase in test.phases %}
+<p>{{ where(phase) }}{% if phase.headline %}<br/><b>{{ phase.headline }}</b>{% endif %}
+{%- for one in phase.ranks %}<br/>rank {{ one.rank }}: {{ endings.get(one.ending, one.ending) }}
+{{- " %.2f s" | format(one.stop - one.start) if one.start }}{% endfor %}</p>
+{% if phase.failure %}<pre>{{ phase.failure }}</pre>{% endif %}
+{% for name, text in phase.output.items() %}<h4>{{ name }}</h4><pre>{{ text }}</pre>{% endfor %}
 {% endfor %}
 </details>{% endif %}</td>
 {%- for value in (test.span.seconds, test.waited, test.device_seconds) %}
 <td>{{ "%.2f" | format(value) }}</td>{% endfor %}
-<td>{{ devices(test) }}</td><td>{{ peaks(test) }}</td></tr>
+<td>{% for lane, share in test.lanes.items() %}{{ ", " if not loop.first }}{{ labels.get(lane, lane.name) }}
+{{- " (share %g)" | format(share) if share < 1 }}{% endfor %}</td>
+<td>{% for rank, peak in test.peaks.items() %}{{ ", " if not loop.first }}rank {{ rank }}: {{ memory(peak) }}
+{%- endfor %}</td></tr>
 {% endfor %}
 </table>
 </body>
@@ -231,14 +231,6 @@ def page(sessions: Sequence[Session]) -> str:
         (one for session in sessions for one in session.tests),
         key=lambda one: (VERDICTS.index(one.verdict), -one.span.seconds),
     )
-    labels = _labels(sessions)
-
-    def devices(test: TestRun) -> str:
-        shares = test.lanes.items()
-        return ", ".join(
-            labels.get(lane, lane.name) + (f" (share {share:g})" if share < 1 else "") for lane, share in shares
-        )
-
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_PAGE)
     return template.render(
         title="Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions",
@@ -248,13 +240,10 @@ def page(sessions: Sequence[Session]) -> str:
         facts=_facts,
         tables=tables(sessions),
         tests=tests,
-        devices=devices,
-        peaks=_peaks,
+        labels=_labels(sessions),
+        memory=format_memory,
         where=_where,
-        ranks=_ranks,
-        texts=_texts,
-        cut=cut,
-        longest=_longest_text(tests),
+        endings=_ENDINGS,
     )
 
 
@@ -273,50 +262,14 @@ def _facts(session: Session) -> Iterator[str]:
     """Yield the facts about a session as a whole."""
     yield session.host
     yield f"{datetime.fromtimestamp(session.span.start, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    yield f"took {_seconds(session.span.seconds)}"
+    yield f"took {session.span.seconds:.2f} s"
     if session.started.shard is not None:
         yield "shard {}/{}".format(*session.started.shard)
     killed = "killed: the record has no end of the session"
     yield killed if session.finished is None else f"exit status {session.finished.status}"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s"
-
-
-def _peaks(test: TestRun) -> str:
-    return ", ".join(f"rank {rank}: {format_memory(peak)}" for rank, peak in test.peaks.items())
-
-
 def _where(phase: Event) -> str:
     """Return phase, ranks and place of a failure."""
     ranks = ranks_text(phase.failed_ranks) if phase.failed_ranks else ""
     return ", ".join(filter(None, (f"{phase.when} {phase.outcome}", ranks, _place(phase))))
-
-
-def _ranks(test: TestRun) -> Iterator[tuple[int, list[str]]]:
-    """Yield each rank, and how each phase has ended there."""
-    for rank in sorted({one.rank for phase in test.phases for one in phase.ranks}):
-        ends = [next((one for one in phase.ranks if one.rank == rank), None) for phase in test.phases]
-        yield (
-            rank,
-            [
-                ""
-                if one is None
-                else f"{_ENDINGS.get(one.ending, one.ending)} " + (_seconds(one.stop - one.start) if one.start else "")
-                for one in ends
-            ],
-        )
-
-
-def _texts(test: TestRun) -> Iterator[tuple[str, str]]:
-    """Yield failures and captured output with their titles."""
-    for phase in test.phases:
-        texts = {f"Failure in {phase.when}": phase.failure, **phase.output}
-        yield from ((name, text) for name, text in texts.items() if text)
-
-
-def _longest_text(tests: Iterable[TestRun]) -> int:
-    """Return the number of characters to which a text is truncated, so that all together have at most `TEXT_BUDGET`."""
-    lengths = [len(text) for test in tests for _, text in _texts(test)]
-    return TEXT_BUDGET if sum(lengths) <= TEXT_BUDGET else TEXT_BUDGET // len(lengths)

@@ -99,6 +99,13 @@ _MISUSES = """
             os._exit(7)
 
 
+    @distributed(2)
+    def test_different(faults, rank):
+        faults.expect_exit(1, status=7 + rank)
+        if rank == 1:
+            os._exit(7)
+
+
     @pytest.mark.devices(1)
     def test_only_rank(faults):
         for announce in (faults.expect_hang, faults.expect_uneven_collectives):
@@ -131,6 +138,7 @@ _MISUSES = """
 _VERDICTS_ON_MISUSES = {
     "test_in_setup": "ERROR failed: RuntimeError; ranks 0-1",
     "test_values": "PASSED",
+    "test_different": "FAILED died: status 7; rank 1",
     "test_only_rank": "PASSED",
     "test_all_devices": "PASSED",
     "test_after_all_devices": "PASSED",
@@ -161,6 +169,7 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite) -> None:
     ends = {f"test_{one}_{end}": _expected(one, end) for one, end in pairs}
     run.expect(ends | {"test_survivors_notice_at_different_times": "PASSED"} | _VERDICTS_ON_MISUSES)
     assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
+    assert "the ranks must announce the same ends" in run.failure("test_different")
     assert "ends can be announced, and faults planned, only in the first run of a test's own code" in run.text
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.features.order.tasks import SLOTS, Task
-from pytest_accel.features.planning.selection import partition
+from pytest_accel.features.planning.division import partition
 
 _NEEDS = st.one_of(
     st.just(()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.features.conftest import Suite
 from tests.features.plugins.conftest import Pair, needs
 
 _TESTS = """
@@ -45,3 +46,30 @@ def test_failed_checks_in_one_rank_fail_the_test(pair: Pair) -> None:
     failure = marked.failure("test_wrong")
     for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
         assert text in failure
+
+
+@needs("pytest_check")
+def test_a_failed_check_is_reported_although_its_rank_would_end_as_announced(suite: Suite) -> None:
+    suite.without_torch()
+    suite.plugin("pytest_check.plugin")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+        from pytest_check import check
+
+        @pytest.mark.distributed(2, kind="cpu", init=False)
+        def test_it(faults, rank):
+            faults.expect_exit(1, status=7)
+            check.equal(rank, 0)
+            if rank == 1:
+                os._exit(7)
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_it": "FAILED"})
+    failure = run.failure("test_it")
+    assert "check 1 == 0" in failure
+    assert "a failed check ends the test on its rank" in failure

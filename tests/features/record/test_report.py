@@ -66,7 +66,7 @@ def test_the_page_agrees_with_the_session(two_workers: Recorded) -> None:
     failed = next(row[1] for row in rows if row[1].startswith("sub/test_it.py::test_one_rank_fails"))
     for text in ("rank 1: assert 1 == 0", "call failed, rank 1, sub/test_it.py:", "assert rank == 0", "hello from 1"):
         assert text in failed
-    assert re.search(r"rank 1\s*passed [\d.]+ s\s*failed [\d.]+ s", failed)
+    assert re.search(r"setup passed.*rank 1: passed [\d.]+ s.*call failed.*rank 1: failed [\d.]+ s", failed, re.DOTALL)
 
 
 def test_text_of_a_record_is_escaped(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""The choice of the tests that this session runs: ``--accel-select`` and ``--accel-shard``."""
+"""The division of the tests into parts of about the same time, for ``--accel-shard``."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,67 +9,12 @@ from zlib import crc32
 
 import pytest
 
-from pytest_accel.core.marks import MarkError, Marks
-from pytest_accel.core.world_key import Needs
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.order.tasks import Planned, Task, add_load, missing, need_of, seconds_of, size, tasks_of
-from pytest_accel.hardware.registry import VendorError
-from pytest_accel.settings import select_expression
 
 if TYPE_CHECKING:
-    from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
-
-
-def select(
-    session: AccelSession,
-    items: list[pytest.Item],
-    found: dict[pytest.Item, Marks],
-    redirector: Redirector,
-    shard: tuple[int, int] | None,
-) -> None:
-    """Deselect the tests that do not meet ``--accel-select``, then those of the other parts than `shard`.
-
-    `shard` is the number of a part and that of all parts; None to keep all parts. `found` has the marks of the marked
-    tests. Tests with wrong marks stay: they fail when they are redirected.
-    """
-    plans: dict[pytest.Item, ItemPlan] = {}
-    wrong: set[pytest.Item] = set()
-    for item, marks in found.items():
-        try:
-            plans[item] = redirector.plan(item, marks)
-        except (MarkError, VendorError, pytest.UsageError):
-            wrong.add(item)
-    condition = session.settings.select
-    if condition is not None:
-        meets = select_expression.parse(condition)
-        needs = {item: redirector.needs(plan) for item, plan in plans.items()}
-        chosen = {item for item in items if meets(needs.get(item) or Needs(fits=missing(item, None) is None))}
-        _deselect(session.config, items, chosen | wrong)
-    if shard is not None:
-        part, parts = shard
-        given = session.worker_input
-        # A plan divides as the jobs do, which have this number of workers.
-        workers = getattr(session.config.option, "numprocesses", None) if given is None else given["workercount"]
-        divided = _divide(session, [(item, plans.get(item)) for item in items], parts, int(workers or 1))
-        # The id differs between jobs if they divide the tests in different ways.
-        lines = sorted(f"{number} {item.nodeid}" for number, tests in enumerate(divided) for item in tests)
-        name = hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()[:6]
-        line = f"accel: part {part} of {parts}: {len(divided[part - 1])} of {len(items)} tests, division {name}"
-        _deselect(session.config, items, set(divided[part - 1]))
-        if given is None:
-            session.show(line)
-        elif given["workerid"] == "gw0":
-            session.pool_client.show(line)
-
-
-def _deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
-    """Remove the tests that are not `chosen` from `items`, and tell pytest so."""
-    removed = [item for item in items if item not in chosen]
-    if removed:
-        items[:] = [item for item in items if item in chosen]
-        config.hook.pytest_deselected(items=removed)
 
 
 def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
@@ -78,7 +22,7 @@ def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
     return missing(item, plan) or ("marked skip" if any(item.iter_markers("skip")) else None)
 
 
-def _divide(session: AccelSession, planned: Planned, parts: int, workers: int) -> list[list[pytest.Item]]:
+def divide(session: AccelSession, planned: Planned, parts: int, workers: int) -> list[list[pytest.Item]]:
     """Divide tests into `parts` parts, for jobs that run `workers` tests at the same time. See `partition`.
 
     Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
