@@ -10,7 +10,7 @@ from pytest_accel.core.frames import Folders
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, PhaseReport, When, exited
 from pytest_accel.verdict.expected_ends import marked
-from pytest_accel.verdict.judgement import Phase, judge, text_longrepr
+from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
 
 PLACE = ("test_it.py", 3)
@@ -58,9 +58,12 @@ def judged(*outcomes: RankOutcome, when: When = "call", announced: Sequence[Anno
     """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
     about = f"{len(outcomes)} on sim"
     seen = marked(outcomes, announced) if when == "call" else outcomes
-    return judge(
-        Phase(when=when, outcomes=seen, place=PLACE, about=about, folders=FOLDERS, announced=announced, **more)
-    )
+    phase = Phase(when=when, outcomes=seen, place=PLACE, about=about, folders=FOLDERS, announced=announced, **more)
+    verdict = judge(phase)
+    plain = plain_pass(outcomes, announced, phase.finished)
+    # The driver asks for a plain pass only if there is none of these.
+    assert plain in (None, verdict) or phase.failed_subtests or phase.late_errors or phase.leak_errors
+    return verdict
 
 
 def traceback_lines(verdict: Verdict) -> list[str]:
