@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.core.marks import NEEDS, registered
+from pytest_accel.core.marks import NEEDS, compares_arguments, registered
 from pytest_accel.core.stash_keys import SESSION
 from pytest_accel.settings import options
 
@@ -86,9 +86,10 @@ def _plans(config: pytest.Config) -> bool:
 
 
 def _selects(config: pytest.Config) -> bool:
-    """Return whether the session runs some of the tests, by their needs or in parts."""
+    """Return whether the session runs some of the tests, by their needs, in parts or by arguments of their marks."""
     settings = config.stash[SESSION].settings
-    return settings.select is not None or settings.shard is not None
+    by_argument = compares_arguments(getattr(config.option, "markexpr", ""))
+    return settings.select is not None or settings.shard is not None or by_argument
 
 
 def _records(config: pytest.Config) -> bool:

@@ -43,6 +43,14 @@ SUITE = """
         pass
     """
 
+_CLASS = """
+
+    @pytest.mark.distributed(4, init=False)
+    class TestFour:
+        def test_it(self):
+            pass
+    """
+
 
 def _selected(suite: Suite, *options: str) -> set[str]:
     """Return the names of the tests that ``--collect-only`` lists."""
@@ -61,6 +69,13 @@ def test_the_names_in_a_condition_describe_what_a_test_gets_on_this_machine(suit
     assert _selected(suite, *without_accelerators) == {
         *("test_cpu", "test_sizes[world_size=2]", "test_sizes[world_size=4]", "test_too_many")
     }
+
+
+def test_mark_expressions_match_arguments_that_are_given_by_position(suite: Suite) -> None:
+    suite.write("test_it.py", SUITE + _CLASS)
+    expression = "distributed(world_size=8) or devices(n=2) or distributed(world_size=4)"
+    found = _selected(suite, "-m", f"{expression} or distributed(world_size=2, kind='cpu')")
+    assert found == {"test_two", "test_too_many", "TestFour::test_it", "test_cpu"}
 
 
 def test_a_condition_combines_with_other_selections_and_with_xdist(suite: Suite) -> None:
