@@ -17,6 +17,8 @@ wall_clock = partial(time.clock_gettime, time.CLOCK_REALTIME)
 
 GRACE = 3.0
 """Seconds that the other ranks may continue after a rank has failed, since they may wait for it forever."""
+AFTER_DEATH = 0.6
+"""Replaces `GRACE` if a rank has died and no other rank is at work: no result is expected from them."""
 START_TIMEOUT = 120.0
 """Timeout in seconds for the fork server to fork ranks, for `mpirun` to start processes, and for a rank to import
 modules, configure pytest and join its process group."""

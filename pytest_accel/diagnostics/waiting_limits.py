@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.core.clock import GRACE, monotonic
+from pytest_accel.core.clock import AFTER_DEATH, GRACE, monotonic
 from pytest_accel.diagnostics.rank_state import PHASES, Grace, Hang, HangCause, RankEvent, RankState
 from pytest_accel.messages.rank_messages import When
 
@@ -64,20 +64,51 @@ def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:
     return max([began, *(rank.reports[phase].at for rank in ranks for phase in before if phase in rank.reports)])
 
 
-def grace(ranks: Sequence[RankState], resumed: float) -> Grace | None:
+def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bool]) -> Grace | None:
     """Return the grace of the ranks that may wait in vain for a rank that has ended or failed; None if none has.
 
-    The grace time does not begin before `resumed`, when the last debugger ended.
+    No grace time begins before `resumed`, when the last debugger ended. `computing` returns True if a live rank is
+    computing; it is called only after a death or a failure.
     """
-    events = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
-    # A rank in its setup or call may wait for a rank that failed or skipped in the same phase, or earlier. A rank in
-    # its teardown has the timeout of the phase: ranks that have failed run their own teardown, too.
-    last = max((PHASES.index(rank.phase) for rank in ranks if not rank.settled("call")), default=-1)
-    for rank in ranks:
-        for when, report in rank.reports.items():
-            if report.report["outcome"] != "passed" and PHASES.index(when) <= last:
-                events.append((report.at, RankEvent(rank.rank, report.report["outcome"])))
-    if not events:
+    deaths = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
+    failures = _failures(ranks, computing)
+    if not deaths and not failures:
         return None
-    at, event = min(events)
-    return max(at, resumed) + GRACE, Hang(HangCause.OTHER_RANK, GRACE, event=event)
+    at, event = min(deaths + failures)
+    graces = [(max(at, resumed) + GRACE, Hang(HangCause.OTHER_RANK, GRACE, event=event))]
+    if deaths and not computing():
+        at, event = min(deaths)
+        graces.append((max(at, resumed) + AFTER_DEATH, Hang(HangCause.OTHER_RANK, AFTER_DEATH, event=event)))
+    return min(graces)
+
+
+def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
+    """Return time and event of each phase that did not pass and whose rank another rank may wait for in vain."""
+    failures: list[tuple[float, RankEvent]] = []
+    wrong = [
+        (PHASES.index(when), (report.at, RankEvent(rank.rank, report.report["outcome"])))
+        for rank in ranks
+        for when, report in rank.reports.items()
+        if report.report["outcome"] != "passed"
+    ]
+    in_teardown = False
+    for rank in ranks if wrong else ():
+        open_phase = next((phase for phase in PHASES if not rank.settled(phase)), None)
+        if open_phase == "teardown":
+            in_teardown = True
+        elif open_phase is not None:
+            # The rank may wait for a rank that failed or skipped in the same phase, or earlier.
+            failures += [event for phase, event in wrong if phase <= PHASES.index(open_phase)]
+    # A rank in its teardown may wait for a rank that has failed and finished the test. While a live rank is computing,
+    # the teardown has only the ordinary timeout.
+    if in_teardown and not failures:
+        gone = [
+            (rank.reports["teardown"].at, RankEvent(rank.rank, "failed"))
+            for rank in ranks
+            if rank.finished is not None
+            and "teardown" in rank.reports
+            and any(report.report["outcome"] == "failed" for report in rank.reports.values())
+        ]
+        if gone and not computing():
+            failures.append(min(gone))
+    return failures

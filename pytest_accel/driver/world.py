@@ -406,7 +406,7 @@ class World:
         """Return the grace of the ranks that have not finished; None if no rank waits in vain."""
         found = None
         if self._any_failed_or_ended:
-            found = grace(self._unexpected, self._debugger.ended)
+            found = grace(self._unexpected, self._debugger.ended, self.monitor.is_any_computing)
         if found is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
         return None if found is None else (found[0] + self._held_up, found[1])
