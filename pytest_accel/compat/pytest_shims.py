@@ -336,6 +336,36 @@ class _NoDebugger:
         return function()
 
 
+def junit_log(config: pytest.Config) -> Any:
+    """Return the object that collects the report of ``--junitxml``; None without this option and in an xdist worker."""
+    # The public way is the fixtures `record_xml_attribute` and `record_testsuite_property`, whose records are lost in a
+    # rank.
+    from _pytest.junitxml import xml_key
+
+    return config.stash.get(xml_key, None)
+
+
+def make_junit_log(config: pytest.Config) -> Any:
+    """Make and return the object of :func:`junit_log` in a rank; None without ``--junitxml``.
+
+    pytest makes no such object in a process with `config.workerinput`. It is not registered, so it writes no file.
+    """
+    from _pytest.junitxml import LogXML, xml_key
+
+    path = getattr(config.option, "xmlpath", None)
+    if not path:
+        return None
+    config.stash[xml_key] = log = LogXML(path, None, family=config.getini("junit_family"))
+    return log
+
+
+def forget_junit_log(config: pytest.Config) -> None:
+    """Hide the object of :func:`junit_log` from pytest's fixtures and from the end of its junitxml plugin."""
+    from _pytest.junitxml import xml_key
+
+    del config.stash[xml_key]
+
+
 def terminal_file(config: pytest.Config) -> tuple[Any, str]:
     """Return the file to which pytest's terminal writer writes, and the text of the unfinished line."""
     writer: Any = config.get_terminal_writer()

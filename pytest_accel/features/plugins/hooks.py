@@ -36,12 +36,13 @@ class Module(NamedTuple):
 
 
 MODULES = (
+    Module("_pytest.junitxml", rows.junit),
     Module("allure_pytest.plugin", allure.in_rank, allure.in_driver),
     Module("approvaltests.integrations.pytest.pytest_plugin", restrictions.approvaltests),
     Module("inline_snapshot.pytest_plugin", restrictions.inline_snapshot),
     Module("pytest_benchmark.plugin", benchmark.in_rank, benchmark.in_driver),
     Module("pytest_dependency", restrictions.pytest_dependency),
-    Module("pytest_django.plugin", restrictions.pytest_django, is_needed=True),
+    Module("pytest_django.plugin", restrictions.OwnDatabases, is_needed=True),
     Module("pytest_recording.plugin", restrictions.pytest_recording),
     Module("pytest_snapshot.plugin", restrictions.pytest_snapshot, is_needed=True),
     Module("syrupy", restrictions.syrupy, restrictions.SyrupyInDriver, is_needed=True),

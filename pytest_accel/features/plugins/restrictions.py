@@ -5,7 +5,7 @@ A rank calls these functions when all plugins have been configured; they may ret
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -48,21 +48,6 @@ def pytest_dependency(config: pytest.Config) -> None:
     named("pytest_dependency", "DependencyManager").checkDepend = _failing(text)
 
 
-def pytest_django(config: pytest.Config) -> object:
-    """Ranks have no database: all of them would create, change and remove the same."""
-    text = "a test with the mark devices or distributed cannot use databases of pytest-django: ranks would share them"
-    named("pytest_django.fixtures", "django_db_setup")  # A release without it is unknown.
-
-    class NoDatabase:
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-            __tracebackhide__ = True
-            if fixturedef.argname == "django_db_setup":
-                pytest.fail(text, pytrace=False)
-
-    return NoDatabase()
-
-
 def pytest_recording(config: pytest.Config) -> object:
     """Rank 0 records cassettes, and all ranks replay them."""
 
@@ -80,6 +65,41 @@ def pytest_snapshot(config: pytest.Config) -> None:
     for name in ("assert_match", "assert_match_dir"):
         if config.option.snapshot_update and config.stash[RANK].rank:
             pytest.MonkeyPatch().setattr(snapshot, name, lambda *args: None)
+
+
+class OwnDatabases:
+    """pytest-django: each rank has test databases of its own."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        context = config.stash[RANK]
+        self._add_suffix = named("pytest_django.fixtures", "_set_suffix_to_test_databases")
+        self._suffix = f"w{context.spec.world}r{context.rank}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        if fixturedef.argname == "django_db_modify_db_settings_xdist_suffix":
+            result = yield
+            self._add_suffix(self._suffix)  # pytest-django appends the name of an xdist worker in the same way.
+            return result
+        if fixturedef.argname != "django_db_setup":
+            return (yield)
+        # pytest-django creates the databases that `session.items` use; a rank has only some of the session's tests.
+        items = request.session.items
+        request.session.items = [*items, _UsesEverything()]  # type: ignore[list-item]
+        try:
+            return (yield)
+        finally:
+            request.session.items = items
+
+
+class _UsesEverything:
+    """A stand-in for a test that uses all databases, with serialized rollback."""
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        mark = pytest.mark.django_db(databases="__all__", serialized_rollback=True).mark
+        return mark if name == "django_db" else None
 
 
 def syrupy(config: pytest.Config) -> object:

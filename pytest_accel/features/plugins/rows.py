@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import forget_junit_log, junit_log, make_junit_log
 from pytest_accel.messages.rank_data import PLAIN_TYPES
 from pytest_accel.rank.context import RANK
 
@@ -77,6 +78,41 @@ def _add_scenario(item: pytest.Item, report: pytest.TestReport, scenario: Any) -
     _scenarios()[report] = named("pytest_bdd.reporting", "ReportContext")(scenario=scenario, name=item.name)
 
 
+def junit(config: pytest.Config) -> object | None:
+    """Make the log in which rank 0 records for ``--junitxml``; return the plugin that ends it, or None without a log.
+
+    pytest has no log in xdist workers: what tests record is lost there, without a warning.
+    """
+    arguments = config.known_args_namespace
+    distributed = getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None)
+    return None if config.stash[RANK].rank or distributed or make_junit_log(config) is None else _JunitLog()
+
+
+class _JunitLog:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        forget_junit_log(config)  # pytest's plugin would unregister the log a second time.
+
+
+def _junit_data(item: pytest.Item, report: pytest.TestReport) -> Any:
+    log = junit_log(item.config)
+    if log is None or report.when != "teardown":
+        return None
+    attributes = [pair for reporter in log.node_reporters_ordered for pair in reporter.attrs.items()]
+    properties, log.global_properties = log.global_properties, []
+    log.node_reporters.clear()
+    log.node_reporters_ordered.clear()
+    return {"attributes": attributes, "properties": properties} if attributes or properties else None
+
+
+def _add_junit_data(item: pytest.Item, report: pytest.TestReport, data: dict[str, Any]) -> None:
+    if (log := junit_log(item.config)) is not None:
+        for name, value in data["attributes"]:
+            log.node_reporter(report).add_attribute(name, value)
+        for name, value in data["properties"]:
+            log.add_global_property(name, value)
+
+
 _EXTRAS = "pytest_html.fixtures", "extras_stash_key"
 ROWS = (
     Row(
@@ -95,4 +131,5 @@ ROWS = (
         lambda item, report, extras: vars(report).update(extras=[*getattr(report, "extras", ()), *extras]),
     ),
     Row("pytest_jsonreport.plugin", _json_data, _add_json_data),
+    Row("_pytest.junitxml", _junit_data, _add_junit_data),
 )

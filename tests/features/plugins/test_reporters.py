@@ -32,11 +32,15 @@ _SUITE = """
 
     @in_ranks
     @pytest.mark.parametrize("number", [1, "two"])
-    def test_records(number, extras, json_metadata, record_property):
+    def test_records(
+        number, extras, json_metadata, record_property, record_xml_attribute, record_testsuite_property
+    ):
         "Adds what it is given."
         print("said in the test")
         logging.getLogger("suite").warning("logged in the test")
         record_property("color", "red")
+        record_xml_attribute("assertions", 7)
+        record_testsuite_property("board", "b1")
         extras.append(made.text("words of the test", name="words"))
         json_metadata["table"] = {"legs": [4]}
 
@@ -125,10 +129,14 @@ def _read_junit(folder: Path) -> Any:
 
     def case(one: xml.etree.ElementTree.Element) -> Any:
         ends = [(end.tag, _plain(end.get("message")).partition("\n")[0]) for end in one if end.tag != "properties"]
-        return {name: one.get(name) for name in ("name", "classname", "line")}, properties(one), ends
+        return (
+            {name: one.get(name) for name in ("name", "classname", "assertions", "node", "line")},
+            properties(one),
+            ends,
+        )
 
     numbers = {name: suite.get(name) for name in ("tests", "errors", "failures", "skipped")}
-    return numbers, sorted(map(case, suite.iter("testcase")), key=repr)
+    return numbers, properties(suite), sorted(map(case, suite.iter("testcase")), key=repr)
 
 
 def _read_html(folder: Path) -> Any:
@@ -202,7 +210,9 @@ def test_data_is_that_of_rank_0_or_of_the_rank_that_has_failed(pair: Pair) -> No
 
         @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("fails", [False, True])
-        def test_differs(rank, fails, extras, json_metadata):
+        def test_differs(rank, fails, extras, json_metadata, record_xml_attribute, record_testsuite_property):
+            record_xml_attribute("node", rank)
+            record_testsuite_property("board", rank)
             extras.append(made.url(f"https://example.org/{rank}", name=f"words {rank}"))
             json_metadata["table"] = rank
             assert not (fails and rank)
@@ -211,6 +221,9 @@ def test_data_is_that_of_rank_0_or_of_the_rank_that_has_failed(pair: Pair) -> No
     pair.marked.run(*_OPTIONS)
     folder = pair.marked.path
     names = [f"test_it.py::test_differs[{fails}]" for fails in (False, True)]
+    _, properties, cases = _read_junit(folder)
+    assert [one["value"] for one in properties] == ["0", "0"]
+    assert [attributes["node"] for attributes, *_ in cases] == ["0", "0"]
     shown = _read_html(folder)
     assert [extras for name in names for _, extras, _ in shown[name]] == [["words 0"], ["words 1"]]
     assert [_read_json(folder)[1][name][1] for name in names] == [{"table": 0}, {"table": 1}]
