@@ -69,6 +69,8 @@ class RankContext:
         """True while the rank runs the test's own code for the first time."""
         self.announce: Callable[[Announced], None]
         """Sends the announcements of the running call to the driver (`TestRunner.announce`)."""
+        self.keeps_groups = False
+        """True if a feature destroys the process groups that tests leave, so that they are no leaks."""
         self.absent: frozenset[str] = frozenset()
         """Modules of the plugins with the role `absent`, which only add their options in a rank."""
         self.vendor = make_vendor(spec.key.kind, spec.kind_argument)

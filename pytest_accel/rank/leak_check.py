@@ -170,7 +170,7 @@ class LeakCheck:
             if spawned := after.spawned - before.spawned:
                 found += left_running(spawned & find())
             # With a default process group in place, the next test could not make its own.
-            named = [label for label in groups if label is not None]
+            named = [] if self._context.keeps_groups else [label for label in groups if label is not None]
             found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
             if self._is_on and may_use_devices:  # torch cannot free all memory of an unusable device.
                 found += grown_memory(self._context, self._memory)

@@ -21,6 +21,11 @@ from pytest_accel.core.terminal_lines import warn
 from pytest_accel.settings.options import ADOPT, RULES
 
 HARNESS = "torch.testing._internal.common_distributed"  # Test files import it; it is looked up in `sys.modules`.
+PROCESSES, CONTINUOUS, THREADS = "MultiProcessTestCase", "MultiProcContinuousTest", "MultiThreadedTestCase"
+_RUNS = {PROCESSES: "join_or_run", CONTINUOUS: "_ensure_processes_spawned", THREADS: "join_or_run"}
+"""The method by which each class of the harness runs tests. A class that overrides it is not adopted."""
+UNSET = -2
+"""The `world_size` of a `MultiProcContinuousTest` with as many ranks as there are devices."""
 _HARNESS_IMPORT = re.compile(r"\btorch\.testing\._internal[\w.]*\b(?:common_(?:distributed|fsdp|dtensor)|rpc_utils)\b")
 """Matches the modules with torch's base classes of such tests, in the text of a test file."""
 
@@ -107,8 +112,8 @@ class Adoption:
         for node in report.result or ():
             if isinstance(node, pytest.Item):
                 self._apply_rules(node)
-                if self.harness and is_of_harness(node):
-                    self._adopt(node)
+                if self.harness and (base := harness_of(node)) is not None:
+                    self._adopt(node, base)
         return report
 
     def _apply_rules(self, item: pytest.Item) -> None:
@@ -119,21 +124,34 @@ class Adoption:
                 if not any(map(self._owners.is_ours, item.iter_markers(rule.mark.name))):
                     item.add_marker(rule.mark)
 
-    def _adopt(self, item: Any) -> None:
-        """Give a test of torch's harness a mark for as many ranks as torch would start processes."""
+    def _adopt(self, item: Any, base: str) -> None:
+        """Give a test of torch's class `base` a mark for as many ranks as torch would start processes.
+
+        Threads of torch share one process, which gets as many devices. A mark ``devices`` of the newer classes stays:
+        it gives one process these devices, and torch starts its processes from there.
+        """
+        mark = next(filter(self._owners.is_ours, item.iter_markers("distributed")), None)
+        if base != PROCESSES and any(map(self._owners.is_ours, item.iter_markers("devices"))):
+            return
+        capacity = 0 if self._capacity is None else self._capacity()
         try:
             size = int(item.cls(getattr(item, "originalname", item.name)).world_size)
+            if size == UNSET and base == CONTINUOUS:
+                size = max(capacity, 1)
             if size < 1:
                 raise ValueError(f"it must be at least 1, got {size}")
         except Exception as error:
             text = f"is not adopted: reading its world_size raised {type(error).__name__}: {error}"
             warn(f"{item.nodeid.rpartition('::')[0]} {text}")
             return
-        mark = next(filter(self._owners.is_ours, item.iter_markers("distributed")), None)
-        arguments = {"world_size": size, **({} if mark is None else as_keywords(mark).kwargs), "init": False}
-        if mark is None and self._capacity is not None and 0 < self._capacity() < size:
-            arguments["kind"] = "cpu"  # In torch's harness, ranks would share devices, which cannot be leased.
-        adopted = pytest.mark.distributed(**arguments)
+        if base == THREADS and mark is None and capacity:
+            adopted = pytest.mark.devices(min(size, capacity))
+        else:
+            size = 1 if base == THREADS else size
+            arguments = {"world_size": size, **({} if mark is None else as_keywords(mark).kwargs), "init": False}
+            if mark is None and 0 < capacity < size:
+                arguments["kind"] = "cpu"  # In torch's harness, ranks would share devices, which cannot be leased.
+            adopted = pytest.mark.distributed(**arguments)
         self._owners.give(adopted.mark)
         item.add_marker(adopted, append=False)
 
@@ -150,14 +168,16 @@ def may_adopt(item: pytest.Item) -> bool:
     return mark is None or mark.args != (False,)
 
 
-def is_of_harness(item: pytest.Item) -> bool:
-    """Return whether torch's `MultiProcessTestCase` would start the processes of the test `item`."""
-    base: Any = getattr(sys.modules.get(HARNESS), "MultiProcessTestCase", None)
-    case = getattr(item, "cls", None) or object
-    if base is None or not issubclass(case, base) or not may_adopt(item):
-        return False
-    # A class that overrides this method runs its tests in another way.
-    return getattr_static(case, "join_or_run") is getattr_static(base, "join_or_run")
+def harness_of(item: pytest.Item) -> str | None:
+    """Return the name of torch's class by which the test `item` would start its processes or threads, if it does so."""
+    harness, case = sys.modules.get(HARNESS), getattr(item, "cls", None) or object
+    for name, method in _RUNS.items() if may_adopt(item) else ():
+        base: Any = getattr(harness, name, None)
+        if base is not None and issubclass(case, base):
+            # Older releases of torch start the processes of the continuous class elsewhere.
+            own, runs = getattr_static(case, method, None), getattr_static(base, method, None)
+            return name if own is runs is not None else None
+    return None
 
 
 def _collects_all(config: pytest.Config) -> bool:
