@@ -41,7 +41,6 @@ from pytest_accel.verdict.mismatches import (
 )
 from pytest_accel.verdict.phase_verdict import Verdict
 
-
 _PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
 """The fields that each report of a phase has (`rank.reports.phase_data`)."""
 

@@ -16,7 +16,7 @@ from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, Rank
 from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, GroupUse, Leak, LeakKind, When
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
-from pytest_accel.verdict.judgement import properties, text_longrepr
+from pytest_accel.verdict.judgement import plain_pass, properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
 from tests.flight_records import entry, record
 from tests.verdict.phases import (
@@ -47,7 +47,8 @@ def kind(*outcomes: RankOutcome) -> CauseKind | None:
 
 def test_a_test_passes_if_all_ranks_have_passed() -> None:
     verdict = Verdict("passed", ranks=(RankPhase(0, "passed"), RankPhase(1, "passed")))
-    assert judged(passed(0), passed(1)) == verdict
+    finished = dict.fromkeys(range(2), Finished(1))
+    assert judged(passed(0), passed(1)) == plain_pass([passed(0), passed(1)], [], finished) == verdict
 
 
 @pytest.mark.parametrize("outcome", [failed(1), died(1), hung(1), skipped(1), RankOutcome(1, "unstarted", text="no")])
