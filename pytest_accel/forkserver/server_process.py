@@ -102,9 +102,9 @@ def first_step(spec: SessionSpec) -> FirstStep:
     return FirstStep(spec.directory, spec.server, spec.own_folder, spec.plugin_options)
 
 
-def spawn_here(spec: SessionSpec, end: socket, environment: Mapping[str, str] = os.environ) -> OwnServer:
+def spawn_here(spec: SessionSpec, end: socket) -> OwnServer:
     """Start a fork server as a child of this process, which serves `spec` on the socket `end` (`Spawn`)."""
-    server = OwnServer(first_step(spec), environment, spec.sys_path)
+    server = OwnServer(first_step(spec), os.environ, spec.sys_path)
     with suppress(ConnectionError):  # It has ended, and so `end` is closed, which the caller notices.
         server.serve(spec, end)
     return server

@@ -15,7 +15,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from traceback import format_exc
@@ -80,7 +80,7 @@ class _Agent:
         self._end: End | None = None
         """The driver's last message."""
         self._leases: Leases | None = None
-        """The leases of this machine's devices. Each has the driver's connection as its owner."""
+        """The leases of this machine's devices."""
         self._tasks: set[asyncio.Task[None]] = set()
         link.serve(self._open_target, self._finish)
 
@@ -196,7 +196,7 @@ class _Agent:
         try:
             use_cores(message.cores)
             self._spec = self._own_spec(message)
-            self._server = spawn_here(self._spec, end, changed_environment(message.environment))
+            self._server = spawn_here(self._spec, end)
         except Exception:
             self._finish(f"it cannot start a fork server\n{format_exc()}")
         else:
@@ -236,7 +236,8 @@ class _Agent:
         """Return the leases, of the devices that the first settings describe."""
         if self._leases is None:
             machine, waits = machine_for(settings), settings.busy == "wait"
-            self._leases = Leases(machine, 0, self._wanted, waits_for_busy=waits)
+            # The driver keeps devices of other machines until it needs them itself, whoever else waits for them.
+            self._leases = Leases(machine, 0, lambda lease: None, waits_for_busy=waits)
             self._tasks.add(loop_tasks.start(self._leases.run()))
         return self._leases
 
@@ -250,7 +251,7 @@ class _Agent:
                 only = shown_devices(leases.machine, demand.key.kind, message.mask, message.need)
             elif (missing := shortfall(message.need, leases.machine.of(demand.key.kind))) is not None:
                 raise PlaceError(missing)
-            lease = await leases.take(demand, need=message.need, only=only, owner=call)
+            lease = await leases.take(demand, need=message.need, only=only)
         except PlaceError as error:
             _send(call, LeaseReply(error=str(error)))
             return
@@ -264,19 +265,10 @@ class _Agent:
             # The driver may have killed the processes that used the devices.
             leases.give_back(lease, killed=True)
 
-    def _wanted(self, call: Connection) -> None:
-        _send(call, LeaseReply(wanted=True))
-
 
 def _send(call: Connection, message: LeaseReply) -> None:
     with suppress(OSError):  # The driver has closed the connection.
         call.send_bytes(encode(message))
-
-
-def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return this process's environment with `changes`; None removes a variable."""
-    environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
-    return {name: value for name, value in environment.items() if changes.get(name, "") is not None}
 
 
 def shown_devices(machine: Machine, kind: str, mask: str, need: DeviceNeed) -> frozenset[str]:

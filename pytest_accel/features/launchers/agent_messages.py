@@ -55,8 +55,6 @@ class StartServer(Struct, frozen=True, tag=True):
     """
 
     spec: SessionSpec
-    environment: Mapping[str, str | None]
-    """The environment variables that the driver's plugins and conftests have changed; None for a removed variable."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the ranks may use; empty for those that the agent may use."""
 
@@ -77,7 +75,7 @@ class KillServer(Struct, frozen=True, tag=True):
 class LeaseRequest(Struct, frozen=True, tag=True):
     """Request a lease on devices of the agent's machine, until the driver closes the connection.
 
-    The answers are one :class:`LeaseReply`, and another whenever a further request waits for the devices.
+    The answer is a :class:`LeaseReply`.
     """
 
     settings: Settings
@@ -92,10 +90,8 @@ AgentTarget = StartServer | WatchServer | KillServer | LeaseRequest | End
 
 
 class LeaseReply(Struct, frozen=True):
-    """An answer to a request for a lease."""
+    """The answer to a request for a lease."""
 
     devices: tuple[Device, ...] = ()
     error: str = ""
     """Why the request cannot be met; empty if it is."""
-    wanted: bool = False
-    """True if another request waits for the devices."""

@@ -23,7 +23,7 @@ from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
-from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.features.launchers.agent_client import AgentClient
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter, RankMachine, missing_place
 from pytest_accel.features.launchers.rendezvous import (
@@ -99,11 +99,10 @@ def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> Launch
         raise SystemExit(serve_driver(rendezvous.join_machines(process, hello, where)))
     found, link = rendezvous.gather_machines(process, where)
     session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
-    changes = EnvironmentChanges()
     for rank, (agent, other) in found.items():
         machine = session.machine_of(other)
         name = session.layout.machines[machine].name
-        client = AgentClient(link, agent, name, session.process_lost, changes, cores=session.cores_of(machine))
+        client = AgentClient(link, agent, name, session.process_lost, cores=session.cores_of(machine))
         session.others[rank] = client
         if machine:
             session.clients.setdefault(machine, client)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import repeat
 from typing import Generic, TypeVar
 
@@ -89,10 +88,13 @@ class MachinesTaken:
     machines: tuple[int, ...] = ()
     """The machine of each rank, once the world has its place; empty if all are on this machine."""
 
+    superseded: bool = False
+    """True once another world is to get devices of a machine in `remote`."""
+
     @property
     def wanted(self) -> bool:
         """True if another request waits for devices."""
-        return any(lease.wanted for lease in (self.here, *self.remote.values()) if lease is not None)
+        return self.superseded or (self.here is not None and self.here.wanted)
 
 
 Own = TypeVar("Own", bound=MachinesTaken)
@@ -154,10 +156,7 @@ class StarterOnMachines(ABC, Generic[Own]):
                 if machine and need is not None:
                     what = f"{in_words(need, demand.key.kind)} of the machine {self.machines[machine]}"
                     self._leasing[id(demand)] = what
-                    on_wanted = partial(self._reports.wanted, taken)
-                    taken.remote[machine] = await self._clients[machine].lease(
-                        demand, need, masks.get(machine), on_wanted
-                    )
+                    taken.remote[machine] = await self._clients[machine].lease(demand, need, masks.get(machine))
                     del self._leasing[id(demand)]
                 else:
                     taken.here = await self._here.leases.take(demand, need=need, owner=taken)
@@ -267,6 +266,12 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
         needs: Mapping[int, DeviceNeed | None] = {0: key.need}
         if key.need is not None and key.ranks:
             needs = key.needs(self._layout.machines_of(key.ranks, key.machines))
+        for other in list(self._taken):
+            # One test runs at a time, so the other world is idle. It ends even if there are devices for both: that
+            # would take a message of its agents.
+            if not other.remote.keys().isdisjoint(needs):
+                other.superseded = True
+                self._reports.wanted(other)
         return await self._lease(MachinesTaken(demand), needs, {})
 
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:

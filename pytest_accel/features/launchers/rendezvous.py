@@ -1,9 +1,9 @@
 """The rendezvous of a launcher's processes: at a Unix socket on one machine, and over the network on several.
 
-The path of the Unix socket follows from user and job. On several machines rank 0 listens on a TCP port at
-the address ``MASTER_ADDR`` (`machine_link`). torchrun's agents share a store there
-(``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves the port and a random secret. Under other launchers the user
-exports the port and the secret.
+The path of the Unix socket follows from user and job. On several machines rank 0 listens on a TCP port at the address
+``MASTER_ADDR`` (`machine_link`): at ``MASTER_PORT``, or at a port that follows from the job if torchrun's agents have a
+store at ``MASTER_PORT``. That store was rejected as a place for a random port and secret: everybody who reaches it can
+read them, and each process would import torch to do so.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import json
 import os
 import platform
 import queue
-import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +32,6 @@ from msgspec import structs
 
 from pytest_accel.core import log, processes, threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
 from pytest_accel.core.session_folder import TEMPORARY, ensure_own_folder, ensure_safe
@@ -58,22 +55,10 @@ _LONGEST = 1 << 24
 """Maximum size of a greeting, in bytes; command lines may be long."""
 _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
+_PORTS = range(20_000, 30_000)
+"""The ports of which rank 0 takes one beside torchrun's store. Linux gives none of them to outgoing connections."""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0."""
-_STORE = """
-import sys
-from datetime import timedelta
-from torch.distributed import TCPStore
-
-host, port, key, seconds = sys.argv[1:]
-store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=float(seconds)))
-value = sys.stdin.read()
-if value:
-    store.set(key, value)
-else:
-    sys.stdout.write(store.get(key).decode())
-"""
-"""Program of the process that accesses the store of torchrun's agents (`_ask_store`)."""
 DRIVER_LOST = 1
 """Exit status of a process whose driver has exited without sending `End`."""
 EXIT_TIMEOUT = 30.0
@@ -89,30 +74,19 @@ class RendezvousError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address at which processes of several machines meet, and the secret."""
+    """The address at which the processes of several machines meet."""
 
     host: str
     port: int
-    secret: bytes
-    """The user's secret; empty if there is none and the random value in the agents' store suffices."""
-    key: str | None
-    """Key under which rank 0 leaves its port and secret in the agents' store, which listens at `port`; None if rank 0
-    itself listens there."""
-    job: tuple[str, ...]
-    """Distinguishes this job from others with the same secret."""
-
-    def driver_key(self, random: bytes = b"") -> bytes:
-        """Return the private key of the driver, from which its public key follows.
-
-        Only processes that know the secret, and `random`, have either key: all that reach the agents' store know that.
-        """
-        # JSON separates the values, so different values never result in the same text.
-        text = json.dumps(["pytest-accel", *self.job, random.hex()])
-        return hmac.digest(self.secret, text.encode(), "sha256")
+    key: bytes
+    """The private key of the driver, from which its public key follows: only processes of the job have either."""
 
 
 def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | None:
     """Return the address that the launcher's and the user's variables describe; None if there is one machine only.
+
+    torchrun's agents have a store at ``MASTER_PORT``, without authentication: whoever reaches it can make the processes
+    join another job. So no secret is required there, and the key follows from the job alone.
 
     Raise :class:`RendezvousError` if a variable, the secret or pyzmq is missing.
     """
@@ -120,17 +94,16 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
         return None
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     secret = environ.get(SECRET_VARIABLE, "").strip()
-    key = needed = None
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    needed = None
     if find_spec("zmq") is None:
         needed = "pyzmq, which is not installed there: pip install 'pytest-accel[cluster]'"
-    elif not host or not port.isdecimal() or not 0 < int(port) < 0xFFFF:
+    elif not host or not port.isdecimal() or not 0 < int(port) <= 0xFFFF:
         needed = (
             f"an address to meet at (MASTER_ADDR={host!r}, MASTER_PORT={port!r}): export MASTER_ADDR, an address of "
             "rank 0's machine at which the others reach it, and MASTER_PORT, a free port there"
         )
-    elif len(secret) < _SHORTEST and (secret or key is None):
+    elif len(secret) < _SHORTEST and (secret or not has_store):
         needed = (
             f"a secret of at least {_SHORTEST} characters, by which they know each other: export {SECRET_VARIABLE} "
             f"with the same value to all of them: {_HOW_TO_MAKE_ONE}"
@@ -140,8 +113,11 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
             f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
             f"{platform.node()} needs {needed} {_ALONE}"
         )
-    job = (process.launcher, str(process.size), host, port, *process.job)
-    return Address(host, int(port), secret.encode(errors="surrogateescape"), key, job)
+    # JSON separates the values, so different jobs never have the same text.
+    job = json.dumps(["pytest-accel", process.launcher, process.size, host, port, *process.job]).encode()
+    key = hmac.digest(secret.encode(errors="surrogateescape"), job, "sha256")
+    number = int.from_bytes(hashlib.sha256(job).digest(), "big")
+    return Address(host, _PORTS[number % len(_PORTS)] if has_store else int(port), key)
 
 
 def machine_identity() -> str:
@@ -335,11 +311,10 @@ def gather_machines(
     from pytest_accel.features.launchers.machine_link import DriverLink
 
     calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-    port, random = (where.port, b"") if where.key is None else (0, secrets.token_bytes(32))
     try:
-        link = DriverLink(where.driver_key(random), port, lambda *call: calls.put(call))
+        link = DriverLink(where.key, where.port, lambda *call: calls.put(call))
     except OSError as error:
-        raise RendezvousError(f"rank 0 cannot listen at port {port}: {error}; set another MASTER_PORT") from None
+        raise RendezvousError(f"rank 0 cannot listen at port {where.port}: {error}; use another MASTER_PORT") from None
 
     def accept(seconds: float) -> tuple[str, Hello] | None:
         with suppress(queue.Empty, ValueError):
@@ -352,9 +327,6 @@ def gather_machines(
             interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
             step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
             step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
-        if where.key is not None:
-            step("tells its port to the store of torchrun's agents at %s, port %d", where.host, where.port)
-            _ask_store(where, f"{link.port} {random.hex()}", timeout)
         return _gather(process, accept, timeout), link
     except BaseException:
         link.close()
@@ -368,48 +340,20 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
     """
     from pytest_accel.features.launchers.machine_link import WrongSecret, call  # Imported here, since it needs pyzmq.
 
-    port, random = where.port, b""
-    if where.key is not None:
-        step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.host, where.port)
-        number, _, text = _ask_store(where, "", timeout).partition(" ")
-        try:  # Every process that reaches the store can set the value.
-            port, random = int(number) % 0x10000, bytes.fromhex(text)
-        except ValueError as error:
-            raise RendezvousError(
-                f"the store of torchrun's agents at {where.host}:{where.port} has no valid value of rank 0 at "
-                f"{where.key}: {error}"
-            ) from None
-    step("looks for rank 0 at %s, port %d", where.host, port)
+    step("looks for rank 0 at %s, port %d", where.host, where.port)
 
     def hello(address: str, driver_address: str) -> Hello:
         return structs.replace(own, address=address, driver_address=driver_address)
 
     try:
-        return call([where.host], port, where.driver_key(random), hello, "rank 0", timeout)
+        return call([where.host], where.port, where.key, hello, "rank 0", timeout)
     except WrongSecret:
         raise RendezvousError(
-            f"the process that listens for rank 0 at {where.host}, port {port}, has another secret ({SECRET_VARIABLE}) "
-            f"than rank {process.rank} on {own.host}, or belongs to another job"
+            f"the process that listens for rank 0 at {where.host}, port {where.port}, has another secret "
+            f"({SECRET_VARIABLE}) than rank {process.rank} on {own.host}, or belongs to another job"
         ) from None
     except ConnectionError as error:
-        raise _unreachable(process, own, f"{where.host}, port {port}", timeout, str(error)) from None
-
-
-# The store of torchrun's agents
-
-
-def _ask_store(where: Address, value: str, timeout: float) -> str:
-    """Set the value in the agents' store to `value`; if `value` is empty, wait for a value and return it.
-
-    A separate process does this: the protocol is torch's, and this process must not import torch.
-    """
-    assert where.key is not None
-    command = python_command(_STORE, where.host, str(where.port), where.key, str(timeout), path=sys.path)
-    done = subprocess.run(command, input=value, capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RendezvousError(f"the store of torchrun's agents at {where.host}:{where.port} cannot be used: {last}")
-    return done.stdout
+        raise _unreachable(process, own, f"{where.host}, port {where.port}", timeout, str(error)) from None
 
 
 def own_interfaces() -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import read_end
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.features.launchers.agent_client import AgentClient
 from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, RankMachine, StarterOnMachines
 from pytest_accel.features.launchers.rendezvous import own_interfaces
@@ -80,7 +80,6 @@ class RayCluster:
         `own` is this machine. `rootdir` is the suite's root directory, with the same files on all machines.
         """
         self.settings = settings
-        self.changes = EnvironmentChanges()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 The helper writes to it as long as it runs.
         self._process, self.connection = self._start((settings.cluster or "").partition(":")[2] or "auto", rootdir)
         try:
@@ -182,7 +181,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     """The starter of ranks on the nodes of a cluster."""
 
     def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: RayCluster) -> None:
-        self.on_cluster = ClusterMachines(cluster.settings, cluster.changes, self._machine_lost)
+        self.on_cluster = ClusterMachines(cluster.settings, self._machine_lost)
         super().__init__(spec, here, self.on_cluster.machines, self.on_cluster.clients, reports)
         self._cluster = cluster
         self._failure: str | None = None
@@ -302,8 +301,8 @@ class ClusterMachines:
     machine keeps its number, and its entry in `machines`. Its methods are called in the thread of the pool's loop.
     """
 
-    def __init__(self, settings: Settings, changes: EnvironmentChanges, on_lost: Callable[[int], None]) -> None:
-        """Agents lease the devices of their machines by `settings`. `changes` are those since the helper was started.
+    def __init__(self, settings: Settings, on_lost: Callable[[int], None]) -> None:
+        """Agents lease the devices of their machines by `settings`.
 
         `on_lost` is called in the loop with the number of a machine that is lost.
         """
@@ -316,7 +315,6 @@ class ClusterMachines:
         self._joined: dict[int, Future[None]] = {}
         """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
         self._is_closing = False
-        self._changes = changes
         self._loop = get_running_loop()
         key = secrets.token_bytes(32)
         self._link = DriverLink(key, 0, self._greeted)
@@ -354,7 +352,6 @@ class ClusterMachines:
             agent,
             self.machines[number].name,
             partial(self._post, self._lost, number),
-            self._changes,
             self._settings,
         )
         self.joined(number).set_result(None)

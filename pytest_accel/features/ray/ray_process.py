@@ -66,7 +66,7 @@ _MODELS = frozenset(value for name, value in vars(accelerators).items() if name.
 _UNREPORTED_WAIT = 0.2
 """Seconds that a request may wait before this is reported."""
 _LOOK_INTERVAL = 0.5
-"""Seconds between two checks of the cluster's nodes, and of the reason why a request waits."""
+"""Seconds between two checks of the cluster's nodes and the reason, while a request waits."""
 _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (reports come every 0.1 s). A group that is requested
 earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
@@ -197,7 +197,6 @@ class Places:
         self._settled = 0.0
         """The time from which on the cluster's head knows of all resources that were released."""
         self._look()
-        self._watch = loop_tasks.start(self._watch_nodes())
 
     def handle(self, message: ToHelper) -> None:
         match message:
@@ -213,23 +212,18 @@ class Places:
 
     async def close(self) -> None:
         """Give everything back to Ray."""
-        self._watch.cancel()
         for task in self._tasks.values():
             task.cancel()
         # The controller has told the agents to exit. An agent that dies with its actor leaves its folder behind.
-        await wait([*self._runs, *self._tasks.values(), self._watch], timeout=_EXIT_TIMEOUT)
+        if tasks := [*self._runs, *self._tasks.values()]:
+            await wait(tasks, timeout=_EXIT_TIMEOUT)
         for machine in list(self._agents):
             self._lose(machine, "the session ends")
 
     # Nodes and agents
 
-    async def _watch_nodes(self) -> None:
-        while True:
-            await sleep(_LOOK_INTERVAL)
-            self._look()
-
     def _look(self) -> None:
-        """Update the nodes of the cluster; the agents of lost nodes are lost."""
+        """Update the nodes of the cluster."""
         self.nodes = {
             node["NodeID"]: RayNode(
                 node["NodeID"],
@@ -241,9 +235,6 @@ class Places:
             for node in ray.nodes()
             if node["Alive"]
         }
-        for agent in list(self._agents.values()):
-            if agent.node.id not in self.nodes:
-                self._lose(agent.machine, f"{agent.node.name} has left the Ray cluster")
 
     def _agent_on(self, node: RayNode) -> _Agent:
         """Return the agent on a node; start it if there is none."""
@@ -292,7 +283,6 @@ class Places:
         try:
             await self._hold(request)
         except (PlaceError, ray.exceptions.RayError) as error:
-            self._look()  # Ray reports the end of a process before the end of its node.
             self._tasks.pop(request.request_id, None)
             is_lost = not isinstance(error, PlaceError) or isinstance(error, LostPlaceError)
             self._send(PlaceFailed(request.request_id, str(error), is_lost))
@@ -313,6 +303,7 @@ class Places:
 
     def _choose(self, request: RequestPlace) -> Bundles:
         """Return the bundles for a request; raise PlaceError if the cluster cannot hold them."""
+        self._look()
         bundles = choose_bundles(request.key, tuple(self.nodes.values()), _MODELS)
         shortage = bundles.shortage(self.nodes.values())
         if shortage is not None and not self._can_scale:

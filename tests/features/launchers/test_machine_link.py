@@ -57,7 +57,7 @@ class Ends:
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
         self.driver.listen(name, unix_sockets.listen(self.path, 8))
-        self.driver.open(name, StartServer(spec, {}), end)
+        self.driver.open(name, StartServer(spec), end)
         eventually("the server to start", lambda: bool(self.servers))
 
     def _open(self, target: Target) -> socket.socket:

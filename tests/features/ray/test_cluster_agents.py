@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_accel.features.launchers import machine_link
-from pytest_accel.features.launchers.agent_client import EnvironmentChanges
 from pytest_accel.features.launchers.machine_link import AgentLink, WrongSecret
 from pytest_accel.features.ray.ray_cluster import ClusterMachines
 from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
@@ -25,7 +24,7 @@ def greet(invitation: Invitation) -> AgentLink:
 def test_only_expected_agents_with_the_key_are_admitted() -> None:
     async def call() -> None:
         lost: asyncio.Queue[int] = asyncio.Queue()
-        machines = ClusterMachines(Settings(), EnvironmentChanges(), lost.put_nowait)
+        machines = ClusterMachines(Settings(), lost.put_nowait)
         machines.add("node-1", "127.0.0.1")
         invitation = replace(machines.invitation, machine=1)
         with pytest.raises(WrongSecret):
