@@ -209,6 +209,7 @@ class UnmarkedTestHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         try:
             return (yield)
         finally:
