@@ -91,6 +91,8 @@ class RankOutcome(NamedTuple):
     """Why the rank counts as hung, or None if it does not hang."""
     span: tuple[float, float] = (0.0, 0.0)
     """For a rank that ended without a report: start and end of its phase, in seconds since the epoch."""
+    when: When | None = None
+    """For a rank that ended without a report: its phase. The driver's may be later, if a hook has skipped the call."""
     expected: bool = False
     """True if the rank has ended as all ranks have announced; see `verdict.expected_ends`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,11 @@ class PhaseLimit(NamedTuple):
     """The timeout in seconds, of the phase or of the whole test, that ends the phase first."""
     rest: float
     """Seconds that the phase may take."""
-    since: float = -math.inf
-    """Time (`clock.monotonic`) from which `rest` counts if the phase began earlier."""
+    since: float
+    """Time (`clock.monotonic`) from which `rest` counts if the phase began earlier.
+
+    Meanwhile hooks ran in the driver, and a rank with a large report may have waited for the driver to read it.
+    """
 
     def deadline(self, began: float) -> float:
         """Return the end of the limit of a phase that began at `began`."""
@@ -48,14 +50,14 @@ class TimeLimits:
             self._test = seconds, began + monotonic() - since
 
     def of_phase(self) -> PhaseLimit:
-        """Return the limit of a phase that begins now or has just begun."""
+        """Return the limit of a phase for which the driver begins to wait now."""
+        now = monotonic()
         if self._test is not None:
             seconds, began = self._test
-            now = monotonic()
             deadline = began + seconds
             if deadline - now < self._phase:
                 return PhaseLimit(seconds, max(0.0, deadline - now), now)
-        return PhaseLimit(self._phase, self._phase)
+        return PhaseLimit(self._phase, self._phase, now)
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:

@@ -300,6 +300,7 @@ class RankMonitor:
             headline=headline,
             hang=hang,
             span=(epoch + began, epoch + at),
+            when=rank.phase,
         )
         for source in rank.sources:
             if source in self._selector.get_map():

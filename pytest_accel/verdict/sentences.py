@@ -201,6 +201,7 @@ def failure_message(
         first, *rest = root.text.splitlines()
         message = f"{who} failed in the {when} phase: {first}"
         return message, [message, *rest]
+    when = root.when or when
     phase = f" in the {when} phase" if when != "call" else ""
     if when == "call" and root.exit == exited(0):  # Status 0 alone would read like a success.
         phase = f" before {'it' if len(ranks) == 1 else 'they'} had finished the test"

@@ -142,11 +142,12 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
 
 
 def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(suite: Suite) -> None:
-    """The ranks run the call meanwhile, and the next test uses them."""
+    """The ranks run the call meanwhile, and the next test uses them. A hook's time is no part of a timeout."""
     suite.write(
         "conftest.py",
         """
         import os
+        import time
 
         import pytest
 
@@ -159,13 +160,15 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         def pytest_runtest_setup(item):
             if in_driver(item, "test_setup_hook"):
                 raise ValueError("in a hook after the setup")
+            if in_driver(item, "test_slow_hook"):
+                time.sleep(3)
 
 
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_call(item):
             if in_driver(item, "test_call_hook"):
                 raise ValueError("in a wrapper of the call")
-            if in_driver(item, "test_skipping_hook"):
+            if in_driver(item, "test_skipping_hook") or in_driver(item, "test_dies"):
                 pytest.skip("in a wrapper of the call")
             return (yield)
         """,
@@ -174,6 +177,7 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         "test_hooks.py",
         """
         import os
+        import time
         import unittest
 
         import pytest
@@ -212,6 +216,22 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         def test_passes(rank, gather):
             note("call", "test_passes")
             assert gather(rank) == [0, 1]
+
+
+        @pytest.fixture
+        def slow_teardown():
+            yield
+            time.sleep(1)
+
+
+        @pytest.mark.distributed(2, kind="cpu", init=False, timeout=2)
+        def test_slow_hook(slow_teardown, record_property):
+            record_property("large", "x" * 3_000_000)  # The rank waits until the driver reads its report.
+
+
+        def test_dies(rank):
+            if rank == 1:
+                os._exit(3)
         """,
     )
     run = suite.run("-rs")
@@ -221,11 +241,14 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         "test_skipping_hook": ["SKIPPED"],
         "TestCase::test_call_hook": ["FAILED"],
         "test_passes": ["PASSED"],
+        "test_slow_hook": ["PASSED"],
+        "test_dies": ["SKIPPED", "ERROR"],
     }, run.text
+    assert "\nrank 1 exited with status 3\n" in run.failure("test_dies")  # Not: in the teardown phase.
     assert "ValueError: in a hook after the setup" in run.failure("test_setup_hook")
     assert "ValueError: in a wrapper of the call" in run.failure("test_call_hook")
     ran = [line.split() for line in suite.read("ran")]
     assert [words[1] for words in ran].count("test_passes") == 4
     torn_down = [words[1:] for words in ran if words[0] == "teardown"]
-    assert len(torn_down) == 10, run.text
+    assert len(torn_down) == 13, run.text
     assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"

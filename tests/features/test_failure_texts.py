@@ -237,6 +237,17 @@ def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
         @pytest.mark.distributed(2, init=False)
         def test_fails(rank):
             assert rank == 2
+
+
+        def test_in_a_hook():
+            pass
+        """,
+    )
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_runtest_teardown(item):
+            assert item.name != "test_in_a_hook"
         """,
     )
     suite.write(
@@ -250,10 +261,16 @@ def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
     suite.without_torch()
     run = suite.run("--strict-markers", "--continue-on-collection-errors")
 
-    assert run.outcomes() == {"test_launch[False]": "FAILED", "test_launch[True]": "XFAIL", "test_fails": "FAILED"}
+    assert run.outcomes() == {
+        "test_launch[False]": "FAILED",
+        "test_launch[True]": "XFAIL",
+        "test_fails": "FAILED",
+        "test_in_a_hook": "PASSED ERROR",
+    }
     assert _summary(run, "test_launch[False]").startswith("pytest_accel.LaunchError: python ended with exit status 3")
     assert "--strict-markers" in run.text
     assert "strict_markers=" not in run.text
+    assert "pytest_accel" not in run.failure("test_in_a_hook")  # No frames of the plugin.
     assert "WORLD_SIZE is set in the ranks of a test with @pytest.mark.distributed" in run.text
 
 

@@ -285,14 +285,18 @@ def test_the_progress_of_a_test() -> None:
 
 
 def test_an_interrupt_says_where_the_ranks_are() -> None:
-    """The stack of a rank that has finished the test is that of this package, which receives the next test."""
+    """The stack of a rank that has finished the test is that of this package, which receives the next test.
+
+    If the driver has closed its connection, the rank waits for another driver.
+    """
     receives = f"""Thread 0x00007f (most recent call first):
   File "/venv/lib/python3.12/multiprocessing/connection.py", line 250 in recv
   File "{PACKAGE}rank/link_to_driver.py", line 31 in receive
 """
-    world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK}, {})
+    accepts = receives.replace("31 in receive", "27 in __init__")
+    world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK, 4: accepts}, {})
     assert sentences.interrupted_lines(world, FOLDERS)[:4] == [
-        "rank 0: finished the test",
+        "ranks 0, 4: finished the test",
         "rank 1: does not respond to signals",
         "rank 2: exited with status 3",
         "rank 3: at test_it.py:12 in test_it",
