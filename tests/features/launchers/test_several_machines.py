@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import slurm
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
-from tests.features.launchers import slurm
 from tests.launcher_sessions import launched_process, start_endless
 from tests.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
