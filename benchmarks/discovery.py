@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from benchmarks.measure import Effort, Figure, middle
-from tests.hardware import fake_driver
+from tests import fake_driver
 
 _GPUS = 8
 _PROCESSES = 5

@@ -1,20 +1,22 @@
-"""A suite and helpers for the tests of pytest sessions under launchers."""
+"""Fixtures and helpers for the tests of launchers: a suite for sessions under one, and a choice of the MPI."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import stat
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from pytest_accel.features.launch.launch_commands import missing
 from tests.background_suite import BackgroundSession, BackgroundSuite
-from tests.run import Run
+from tests.run import OUTER_VARIABLES, Run
 
 RANKS = """
     import os
@@ -90,6 +92,49 @@ PASSES = {
     "test_plain": "PASSED",
 }
 """The results of the tests in `RANKS`, with two launched processes."""
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of an outer session from the environment."""
+    for name in os.environ:
+        if OUTER_VARIABLES.match(name):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Provide a function that writes a script with the given text and returns its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "trainer.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def use_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Provide a function that makes ``mpirun`` that of ``openmpi`` or ``mpich``, as Debian names them.
+
+    It skips the test if this MPI is not installed.
+    """
+
+    def use(flavour: str) -> None:
+        folder = tmp_path / flavour
+        folder.mkdir()
+        found = [Path(place, f"mpirun.{flavour}") for place in os.get_exec_path()]
+        programs = [path for path in found if path.exists()]
+        if not programs:
+            reason = missing("mpirun") or f"there is no mpirun.{flavour}"
+            pytest.skip(reason)
+        wrapper = folder / "mpirun"
+        wrapper.write_text(f'#!/bin/sh\nexec {programs[0]} "$@"\n')
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+    return use
 
 
 @pytest.fixture

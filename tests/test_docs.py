@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import fake_driver
 from tests.documentation import ROOT, blocks
-from tests.hardware import fake_driver
 
 # tests/core/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
 PAGES = [

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tests import fake_driver
 from tests.features.conftest import Suite
-from tests.hardware import fake_driver
 
 _TESTS = """
     import sys

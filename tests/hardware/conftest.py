@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hardware import fake_driver
+from tests import fake_driver
 
 OnMachine = Callable[..., Any]
 Run = Callable[..., list[str]]

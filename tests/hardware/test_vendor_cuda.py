@@ -199,13 +199,6 @@ def test_mask_indices_and_fastest_follow_the_order_of_cuda(
     assert found == {"devices": "123", "visible": visible, "fastest": fastest, "notes": notes}
 
 
-def test_masks_have_uuids_and_set_pci_order() -> None:
-    devices = [Device("cuda", f"GPU-{n}", n, "x") for n in (2, 1)]
-    changes = {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert Cuda(KINDS["cuda"]).mask(devices, {"CUDA_VISIBLE_DEVICES": "0,1"}) == changes
-    assert Cuda(KINDS["cuda"]).mask([], {})["CUDA_VISIBLE_DEVICES"] == ""
-
-
 @pytest.mark.parametrize(
     ("ids", "seen", "same"),
     [

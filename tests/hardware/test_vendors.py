@@ -167,6 +167,7 @@ def test_a_written_mask_shows_the_chosen_devices_under_the_names_of_torch(kind: 
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
         ("rocm", {"HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": None}),
         ("hpu", {MODULES: "", MODULE: None}),
         ("npu", {NPU: "-1"}),

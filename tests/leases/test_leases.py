@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
-from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, PlaceError, lock_path
+from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, PlaceError
 from tests.deadline import scaled
 from tests.leases.demands import devices, session, slots
 
@@ -74,6 +73,12 @@ async def until(lease: HeldLease, *, wanted: bool) -> None:
 
 def names(lease: HeldLease) -> list[str]:
     return [device.id for device in lease.devices]
+
+
+def test_of(folder: Path) -> str | None:
+    """Return the tests that have the first device, as its lock file says."""
+    shown = who_holds(folder, "sim-0")
+    return None if shown is None else shown.test
 
 
 def at_once(leases: Leases, demand: WorldDemand) -> HeldLease:
@@ -186,9 +191,7 @@ async def test_a_lease_is_handed_on_to_the_first_request_if_that_has_the_same_ke
     one = session()
     world, single, of_slots = at_once(one, devices(2)), at_once(one, devices(2)), at_once(one, slots(4))
     one.describe(world, "test_before", [os.getpid()])
-    shown = who_holds(folder, "sim-0")
-    assert shown is not None
-    assert shown.test == "test_before"
+    assert test_of(folder) == "test_before"
     assert one.hand_on(world) is None, "nobody waits"
     await waiting(one, slots(1))
     other = await waiting(one, devices(1))
@@ -213,15 +216,11 @@ async def test_a_shared_device_is_locked_until_its_last_lease_is_returned(folder
     one, two = session("sim:1,shared"), session("sim:1,shared")
     half, quarter = at_once(one, devices(1, "test_a", share=0.5)), at_once(one, devices(1, "test_b", share=0.25))
     assert half.descriptors == quarter.descriptors
-    shown = who_holds(folder, "sim-0")
-    assert shown is not None
-    assert shown.test == "test_a, test_b"
+    assert test_of(folder) == "test_a, test_b"
     async with running(one, two):
         task = await waiting(two, devices(1))
         one.give_back(half)
-        shown = who_holds(folder, "sim-0")
-        assert shown is not None
-        assert shown.test == "test_b"
+        assert test_of(folder) == "test_b"
         assert not task.done()
         one.give_back(quarter)
         assert names(await task) == ["sim-0"]

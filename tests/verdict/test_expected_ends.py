@@ -21,7 +21,6 @@ from pytest_accel.messages.rank_messages import (
     RankExit,
     UnawaitedCollective,
     When,
-    exited,
 )
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.expected_ends import announced_hang
@@ -286,8 +285,3 @@ def test_only_announced_ranks_may_hang() -> None:
     assert hang({1, 2}, HANG, other) == (18.0, Hang(HangCause.OTHER_RANK, 5.0, event=last))
     for grace in (hang({1, 3}, HANG, other), hang(set(), HANG), hang({1}, EXIT), hang({1})):
         assert grace is None
-
-
-def test_an_exit_is_compared_as_a_whole() -> None:
-    assert announced(passed(0), ended(7)._replace(exit=exited(7)), ends=(EXIT,)).outcome == "passed"
-    assert announced(passed(0), passed(1)._replace(exit=exited(7)), ends=(EXIT,)).outcome == "failed"

@@ -44,8 +44,8 @@ def work(rank, how):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start_all(target, *args, size=2, **more):
-    processes = [CONTEXT.Process(target=target, args=(rank, *args), **more) for rank in range(size)]
+def start_all(target, *args, size=2):
+    processes = [CONTEXT.Process(target=target, args=(rank, *args)) for rank in range(size)]
     for process in processes:
         process.start()
     return processes
@@ -54,17 +54,7 @@ def start_all(target, *args, size=2, **more):
 # Lists of processes
 
 def joins_and_checks(how):
-    for process in start_all(work, how):
-        process.join()
-        assert process.exitcode == 0
-
-
-def joins_with_a_timeout(how):
-    for process in start_all(work, how, daemon=True):
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-        assert not process.exitcode, f"exit {process.exitcode}"
+    joins_and_checks_of(work, how)
 
 
 def drops_errors(how):
@@ -89,24 +79,6 @@ def sends_an_environment(how):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-
-
-def of_queue(rank, how, results):
-    try:
-        work(rank, how)
-        results.put((rank, None))
-    except BaseException:
-        results.put((rank, traceback.format_exc()))
-        raise
-
-
-def collects_errors_in_a_queue(how):
-    results = CONTEXT.Queue()
-    processes = start_all(of_queue, how, results)
-    for process in processes:
-        process.join()
-    errors = dict(results.get(timeout=0.2) for process in processes)
-    assert errors == {0: None, 1: None}
 
 
 class DistCall:
@@ -154,24 +126,6 @@ def synchronizes(how):
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     assert count.value == 2 and values[:] == [0, 1]
-
-
-def of_pipe(rank, how, pipe):
-    task = pipe.recv()
-    work(rank, how)
-    pipe.send(task + rank)
-
-
-def talks_over_pipes(how):
-    ends, processes = [], []
-    for rank in range(2):
-        here, there = CONTEXT.Pipe()
-        ends.append(here)
-        processes.append(CONTEXT.Process(target=of_pipe, args=(rank, how, there)))
-        processes[-1].start()
-        there.close()
-        here.send(10)
-    assert [end.recv() for end in ends] == [10, 11]
 
 
 def of_manager(rank, how, shared):
@@ -286,45 +240,10 @@ def spawns_a_partial(how):
     mp.spawn(functools.partial(function_of_world, size=2, port=29500, how=how, extra=1), nprocs=2)
 
 
-def of_spawn(rank, world_size, file, how):
-    assert world_size == 2
-    work(rank, how)
-    open(f"{file}.{rank}", "w").close()
-
-
-def spawns_for_all_sizes(how):
-    import torch.multiprocessing as mp
-
-    mp.spawn(of_spawn, args=(2, f"all {how}", how), nprocs=2, join=True)
-    assert all(os.path.exists(f"all {how}.{rank}") for rank in range(2))
-
-
-def of_launcher(rank, function, how, results):
-    value = function(rank, how)
-    if rank == 0:
-        results.put(value)
-
-
-def launches_with_start_processes(how):
-    import torch.multiprocessing as mp
-
-    results = mp.get_context("spawn").SimpleQueue()
-    mp.start_processes(of_launcher, args=(of_pool, how, results), nprocs=2, start_method="spawn")
-    assert results.get() == 0
-
-
 def forks_with_start_processes(how):
     import torch.multiprocessing as mp
 
     mp.start_processes(work, args=(how,), nprocs=2, start_method="fork")
-
-
-def does_not_join(how):
-    import torch.multiprocessing as mp
-
-    context = mp.spawn(work, args=(how,), nprocs=2, join=False)
-    while not context.join(timeout=60):
-        pass
 
 
 def of_tensors(rank, how, tensor, results):
@@ -379,10 +298,9 @@ def makes_a_group(how):
 
 
 EACH = [
-    joins_and_checks, joins_with_a_timeout, drops_errors, sends_an_environment, collects_errors_in_a_queue,
-    decorated, synchronizes, talks_over_pipes, shares_a_manager, maps_in_an_executor, nests, sets_the_default_method,
-    leaves_in_order, spawns_a_partial, spawns_for_all_sizes, launches_with_start_processes, forks_with_start_processes,
-    does_not_join, shares_tensors, makes_a_group,
+    joins_and_checks, drops_errors, sends_an_environment, decorated, synchronizes, shares_a_manager,
+    maps_in_an_executor, nests, sets_the_default_method, leaves_in_order, spawns_a_partial, forks_with_start_processes,
+    shares_tensors, makes_a_group,
 ]
 
 

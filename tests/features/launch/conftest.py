@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.features.launchers.conftest import plain_environment, script, use_mpi
+from tests.launcher_sessions import plain_environment, script, use_mpi
 
 __all__ = ["plain_environment", "script", "use_mpi"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.launch.hooks import Launch
-from tests.features.launchers import slurm
+from tests import slurm
 
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
 TIMEOUT = 240.0

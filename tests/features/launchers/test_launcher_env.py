@@ -29,7 +29,7 @@ from pytest_accel.features.launchers.rendezvous import (
     rendezvous_path,
 )
 from pytest_accel.messages.world_spec import worker_environment
-from tests.deadline import eventually
+from tests.deadline import eventually, scaled
 from tests.peers import read_all
 
 PARENT = f"{os.getppid()}-{psutil.Process(os.getppid()).create_time()}"
@@ -220,9 +220,10 @@ def test_missing_processes_are_named() -> None:
     Path(rendezvous_path(world(0))).touch()  # A killed process may have left its socket behind.
     thread = join_as({}, hello(2))
 
-    text = "torchrun has started 3 processes, and rank 1 did not connect within 3 s"
+    seconds = scaled(3)
+    text = f"torchrun has started 3 processes, and rank 1 did not connect within {seconds:g} s"
     with pytest.raises(RendezvousError, match=text):
-        gather(world(0), 3)
+        gather(world(0), seconds)
 
     thread.join()
     with pytest.raises(RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: .*No such file"):
@@ -326,8 +327,9 @@ def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytes
     found: dict[int, object] = {}
     own = hello(1, host="remote-node")
     thread = join_as(found, own, replace(address, key=b"another key than that of rank 0."))
-    with pytest.raises(RendezvousError, match="ranks 1-2 did not connect within 4 s"):
-        gather_machines(world(0), address, 4)
+    seconds = scaled(4)
+    with pytest.raises(RendezvousError, match=f"ranks 1-2 did not connect within {seconds:g} s"):
+        gather_machines(world(0), address, seconds)
     thread.join()
 
     text = "has another secret (PYTEST_ACCEL_SECRET) than rank 1 on remote-node, or belongs to another job"

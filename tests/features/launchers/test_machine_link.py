@@ -40,8 +40,6 @@ class Ends:
         self.servers: list[socket.socket] = []
         """The fork servers' ends of their connections to the driver."""
         self.joined: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        self.lost: queue.Queue[str | None] = queue.Queue()
-        """The driver's messages about the loss of the agent."""
         self.ended = threading.Event()
         """Set once the agent has noticed the end of the connection."""
         self.driver = DriverLink(KEY, 0, lambda *call: self.joined.put(call))
@@ -53,7 +51,6 @@ class Ends:
         self.agent.start()
         name, greeting = self.joined.get(timeout=30)
         assert decode(greeting, Greeting) == Greeting("127.0.0.1 to 127.0.0.1")
-        self.driver.watch(name, self.lost.put)
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
         self.driver.listen(name, unix_sockets.listen(self.path, 8))
@@ -71,11 +68,6 @@ class Ends:
         self.ended.set()
         self.link.loop.stop()
 
-    def end_agent(self) -> None:
-        self.link.loop.call_soon_threadsafe(self.link.loop.stop)
-        self.agent.join()
-        self.link.close()
-
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
@@ -83,10 +75,9 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     made = Ends(tmp_path, tmp_path / "there")
     yield made
     made.driver.close()
-    if not made.link.loop.is_closed():
-        assert made.ended.wait(30)
-        made.agent.join()
-        made.link.close()
+    assert made.ended.wait(30)
+    made.agent.join()
+    made.link.close()
     for end in (made.pool, *made.servers):
         end.close()
 
@@ -157,12 +148,6 @@ def test_data_is_carried_although_its_sender_has_closed_the_connection_and_data_
         stopped.set()
         there.settimeout(30)
         assert there.recv(64) == b"end"
-
-
-def test_the_end_of_the_agent_is_noticed(ends: Ends) -> None:
-    ends.end_agent()
-    assert ends.lost.get(timeout=30) is None
-    assert read_all(ends.pool) == b""
 
 
 def test_the_streams_of_the_driver_end_although_a_test_has_forked_its_process(ends: Ends) -> None:

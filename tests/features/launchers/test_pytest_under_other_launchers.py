@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slurm
 from tests.background_suite import PYTEST, BackgroundSuite
-from tests.features.launchers import slurm
 from tests.launcher_sessions import RANKS, expect_one_session
 
 ACCELERATE = (

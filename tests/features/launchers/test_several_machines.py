@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import slurm
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
-from tests.deadline import eventually
-from tests.features.launchers import slurm
+from tests.deadline import eventually, scaled
 from tests.launcher_sessions import launched_process, start_endless
 from tests.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
@@ -468,8 +468,8 @@ def test_each_machine_leases_its_own_devices_and_output_of_remote_ranks_is_shown
     )
 
     program = srun(two_machines, private=[str(suite.temporary)], far=["SIM_VISIBLE_DEVICES=0,1,2,3"])
-    options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", "--accel=sim:5,shared", "--accel-wait=20")
-    run = suite.start(*options, program=program).finish()
+    options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", "--accel=sim:5,shared")
+    run = suite.start(*options, f"--accel-wait={scaled(20):g}", program=program).finish()
 
     run.expect(
         {

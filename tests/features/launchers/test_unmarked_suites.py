@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite, torchrun
-from tests.features.launchers.unmarked_suites import RECORDER, SUITES
 from tests.run import Run
 
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
 _TIMEOUT = 120.0
 """Seconds for one session."""
-_WITH_TORCH = "autouse"
-"""The only suite that imports torch."""
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _WAYS = (
     pytest.param(PYTEST, ("-n2",), 1, id="workers"),
@@ -25,13 +22,151 @@ _WAYS = (
     pytest.param(PYTEST, (), 1, id="plain"),
     pytest.param(_OPEN_MPI, (), 2, id="openmpi"),
 )
+_RECORDER = '''
+"""Writes, in each process that a launcher has started, what its session has seen, and waits for the other processes.
+
+A launcher kills the others as soon as one process has failed.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+RANK, SIZE = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+rank, size = (next((os.environ[name] for name in names if name in os.environ), None) for names in (RANK, SIZE))
+folder = Path(os.environ["OUTCOMES"])
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM)
+PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI", "MPI_", "MASTER_", "PYTEST_ACCEL")
+
+
+def variables():
+    names = [name for name in os.environ if name.startswith(PREFIXES) or "RANK" in name or "WORLD" in name]
+    return {name: os.environ[name] for name in names}
+
+
+before = variables()
+
+
+class Recorder:
+    def __init__(self):
+        self.reports = []
+
+    def pytest_runtest_logreport(self, report):
+        reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        self.reports.append([report.nodeid, report.when, report.outcome, reason])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        result = yield
+        seen = {
+            "reports": sorted(self.reports),
+            "status": int(session.exitstatus),
+            "unchanged": variables() == before,
+            "signals": [getattr(signal.getsignal(one), "__name__", "default") for one in SIGNALS],
+            "variables": sorted(before),
+        }
+        path = folder / f"{rank or 0}.json"
+        path.with_suffix(".part").write_text(json.dumps(seen))
+        path.with_suffix(".part").rename(path)
+        deadline = time.monotonic() + 300
+        while len(list(folder.glob("*.json"))) < int(size or 1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return result
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+'''
+"""The module `recorder`, which a session loads with ``-p recorder``."""
+
+_OWN_MARK = {
+    "conftest.py": """
+        import os
+
+        import pytest
+
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "distributed(world_size): needs this number of processes")
+
+
+        def pytest_runtest_setup(item):
+            mark = item.get_closest_marker("distributed")
+            if mark is not None and int(os.environ.get("WORLD_SIZE", "1")) < mark.args[0]:
+                pytest.skip(f"needs {mark.args[0]} processes")
+    """,
+    "test_own_mark.py": """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_two():
+            assert int(os.environ["WORLD_SIZE"]) == 2
+
+
+        @pytest.mark.distributed(2)
+        def test_two_on_rank_0():
+            assert os.environ["RANK"] == "0"
+
+
+        @pytest.mark.distributed(4)
+        def test_four():
+            pass
+    """,
+}
+_OPTIONS = {
+    "conftest.py": """
+        import os
+
+        import pytest
+
+
+        def pytest_addoption(parser):
+            parser.addoption("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
+            parser.addoption("--local-rank", type=int, default=int(os.environ.get("LOCAL_RANK", "0")))
+
+
+        @pytest.fixture
+        def world_size(request):
+            return request.config.getoption("--world-size")
+
+
+        @pytest.fixture
+        def rank(request):
+            return request.config.getoption("--local-rank")
+    """,
+    "test_options.py": """
+        import os
+
+
+        def test_world_size(world_size):
+            assert world_size == int(os.environ.get("WORLD_SIZE", "1"))
+
+
+        def test_local_rank(rank):
+            assert rank == 7
+
+
+        def test_rank_1_has_a_bug():
+            assert "1" not in map(os.environ.get, ("RANK", "OMPI_COMM_WORLD_RANK"))
+    """,
+}
+_SUITES = {"options": _OPTIONS, "own_mark": _OWN_MARK}
+"""The files of each suite, by the name of its folder: in the styles of public projects, with a bug on rank 1."""
 
 
 @pytest.fixture
 def suite(suite: BackgroundSuite) -> BackgroundSuite:
     """Return a suite whose settings name no option of the plugin."""
     suite.write("pytest.ini", "[pytest]\n")
-    suite.write("recorder.py", RECORDER)
+    suite.write("recorder.py", _RECORDER)
     return suite
 
 
@@ -46,13 +181,6 @@ def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tup
     return seen, run
 
 
-def _take_reports(seen: dict[str, Any], folder: str) -> list[str]:
-    """Remove the reports of tests in `folder` from what a process has seen, and return their outcomes."""
-    taken = [report for report in seen["reports"] if report[0].startswith(f"{folder}/")]
-    seen["reports"] = [report for report in seen["reports"] if report not in taken]
-    return [outcome for _, _, outcome, _ in taken]
-
-
 def _failed(seen: Mapping[str, Any]) -> set[str]:
     return {nodeid.partition("/")[0] for nodeid, _, outcome, _ in seen["reports"] if outcome == "failed"}
 
@@ -64,30 +192,20 @@ def test_the_plugin_changes_nothing_for_suites_without_a_mark(
 ) -> None:
     if shutil.which(program[0]) is None:
         pytest.skip(f"there is no {program[0]} here")
-    for folder, files in SUITES.items():
+    for folder, files in _SUITES.items():
         (suite.path / folder).mkdir()
         for name, text in files.items():
             suite.write(f"{folder}/{name}", text)
-    options = (*options, "--local-rank=7")
-    # The session without the plugin has no suite with torch, whose import would take half of its time.
-    others = [folder for folder in SUITES if folder != _WITH_TORCH]
-    expected, without = _run(suite, program, *options, *others, "-p", "no:accel")
-    seen, run = _run(suite, program, *options, *others, _WITH_TORCH)
-    outcomes = {rank: _take_reports(process, _WITH_TORCH) for rank, process in seen.items()}
-    for process in expected.values():
-        assert process["arguments"][-2:] == ["-p", "no:accel"]
-        process["arguments"][-2:] = [_WITH_TORCH]
+    options = (*options, "--local-rank=7", *_SUITES)  # Only conftests of named folders can have options.
+    expected, without = _run(suite, program, *options, "-p", "no:accel")
+    seen, run = _run(suite, program, *options)
     assert seen == expected, run.text
-    if "torch.distributed.run" in program:
-        assert outcomes == {"0": ["passed"] * 6, "1": ["passed"] * 3 + ["failed"] + ["passed"] * 2}
-    else:
-        assert all(set(of_process) == {"skipped", "passed"} for of_process in outcomes.values())
     assert run.ret == without.ret
     assert seen.keys() == set(map(str, range(processes))), run.text
     assert all(process["unchanged"] for process in seen.values()), "the suite's variables are its own"
     assert "processes, each with its own session" not in run.text, "the suite does not use the plugin"
     if processes == 2:
-        buggy = {"pytest_mpi_"} if "mpirun" in program[0] else {"options", "own_mark"}
+        buggy = {"options"} if "mpirun" in program[0] else {"options", "own_mark"}
         assert _failed(seen["0"]) == set()
         assert _failed(seen["1"]) == buggy, "rank 1 is a process of the suite, and has the bug"
         assert seen["1"]["status"] == 1

@@ -17,7 +17,7 @@ from pytest_accel.leases.shared_folder import lock_path
 from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
-from tests.deadline import eventually
+from tests.deadline import eventually, scaled
 from tests.features.ray.autoscaled_machines import AutoscaledMachines
 from tests.features.ray.ray_machines import RayMachines, needs_ray
 from tests.run import CAUSES, Run
@@ -250,12 +250,13 @@ def test_devices_of_a_node_are_locked_against_other_sessions(
                 assert "test_locked" in lock.read_text()
         """,
     )
-    options = ("--accel=sim:2,shared", "--accel-wait=15")
+    wait = f"{scaled(15):g}"  # In this time, Ray has to assign the node, and the agent to start there.
+    options = ("--accel=sim:2,shared", f"--accel-wait={wait}")
     with contextlib.closing(SessionLocks(suite.locks)) as other:
         assert other.lock("sim-1")
         waits = run(suite, machines, *options)
     waits.expect({"test_locked": "ERROR"})
-    assert "no devices came free within 15 s" in waits.failure("test_locked")
+    assert f"no devices came free within {wait} s" in waits.failure("test_locked")
     assert lock_path(suite.locks, "sim-1", "wish").exists(), "Ray had assigned it, and the node waited for its lock"
     run(suite, machines, *options).expect({"test_locked": "PASSED"})
     expect_free_nodes(surroundings)

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 NVML = "libnvidia-ml.so.1"
-_SOURCES = Path(__file__).parent / "fake_nvml"
+_SOURCES = Path(__file__).parent / "hardware" / "fake_nvml"
 
 
 def compiler() -> str | None:
