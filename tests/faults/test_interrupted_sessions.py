@@ -288,22 +288,21 @@ def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_rank
 LEFT_BEHIND = """
 import os
 import time
-from pathlib import Path
 
 import pytest
+from tests.inner import note, wait_for
 
 
 @pytest.mark.devices(1)
 def test_is_killed():
-    Path("killed").write_text(f"{os.environ['PYTEST_ACCEL_SESSION']}\\n")
+    note("killed", os.environ["PYTEST_ACCEL_SESSION"])
     time.sleep(1000)
 
 
 @pytest.mark.devices(1)
 def test_lives():
-    Path("living").write_text(f"{os.environ['PYTEST_ACCEL_SESSION']}\\n")
-    while not Path("go").exists():
-        time.sleep(0.02)
+    note("living", os.environ["PYTEST_ACCEL_SESSION"])
+    wait_for("go")
 
 
 @pytest.mark.devices(1)

@@ -326,7 +326,6 @@ _STAY = {"thread": "thread", "child": "process", **dict.fromkeys(_GROUPS, "proce
 
 def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _SUITE)
-    (suite.path / "lib/python3/site-packages").mkdir(parents=True)
     suite.write("lib/python3/site-packages/used_library.py", _LIBRARY)
     run = suite.start("--accel", "none", "-p", "no:randomly", "-o", "accel_leaks=fail", CAUSES).finish()
     expected = dict.fromkeys(run.outcomes(), "PASSED")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.background_suite import BackgroundSuite, suite
 
-import pytest
-
-from tests.features.conftest import Suite
-
-pytestmark = pytest.mark.usefixtures("without_torch")
+__all__ = ["suite"]
 
 
-def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
+def test_a_session_gets_devices_that_are_idle_in_another(suite: BackgroundSuite) -> None:
+    suite.without_torch()
     suite.write(
         "test_suite.py",
         """
-        import sys
-
         import pytest
+        from tests.inner import note, wait_for
 
 
         @pytest.mark.devices(4)
@@ -27,8 +22,8 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
 
 
         def test_idle():
-            print("idle", flush=True)
-            assert sys.stdin.readline() == "go on\\n"
+            note("idle", "here")
+            wait_for("go on")
 
 
         @pytest.mark.devices(4)
@@ -36,24 +31,11 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
             pass
         """,
     )
-    suite.write("pytest.ini", "[pytest]\naccel = sim:4,shared\n")
-    command = [sys.executable, "-m", "pytest", "-p", "accel", "-s", "-v"]
-    with subprocess.Popen(
-        command, cwd=suite.path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as first:
-        try:
-            assert first.stdin is not None
-            assert first.stdout is not None
-            lines: list[str] = []
-            while not lines or "idle\n" not in lines[-1].split(" "):
-                lines.append(first.stdout.readline())
-                assert lines[-1], "".join(lines)
-            # An idle world of the first session holds all devices.
-            second = suite.run("-k", "test_all and not again", "--accel-wait=20")
-            assert second.result("test_all") == "PASSED"
-            assert first.poll() is None
-            text, _ = first.communicate("go on\n")
-        finally:
-            first.kill()
-    assert first.returncode == 0, "".join([*lines, text])
-    assert "3 passed" in text
+    first = suite.start("--accel=sim:4,shared")
+    suite.read("idle")
+    # An idle world of the first session holds all devices.
+    second = suite.run("--accel=sim:4,shared", "-k", "test_all and not again", "--accel-wait=20")
+    second.expect({"test_all": "PASSED"})
+    assert first.process.poll() is None
+    suite.write("go on", "")
+    first.finish().expect(dict.fromkeys(("test_all", "test_idle", "test_all_again"), "PASSED"))

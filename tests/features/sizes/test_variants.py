@@ -18,12 +18,12 @@ _NOTE = """
     import unittest
 
     import pytest
+    from tests import inner
 
 
     def note(*words):
         if os.environ["RANK"] == "0":
-            with open("ran.log", "a") as file:
-                print(os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[1].split(" ")[0], *words, file=file)
+            inner.note("ran.log", os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[1].split(" ")[0], *words)
 """
 _CASES = f"""{_NOTE}
 
@@ -242,10 +242,8 @@ def test_a_backend_that_the_devices_cannot_use_is_skipped(suite: Suite) -> None:
         """,
     )
     run = suite.run("--accel", "none")
-    variants = {f"test_it[backend={name}]": word for name, word in _BACKENDS.items()}
+    words = {"gloo": "PASSED", "nccl": "SKIPPED", "xccl": "SKIPPED"}
+    variants = {f"test_it[backend={name}]": word for name, word in words.items()}
     run.expect({**variants, "test_alone": "SKIPPED", "test_never": "ERROR"})
     assert "2  needs cuda or rocm devices for the backend nccl; ranks run on the CPU in this session" in run.text
     assert "1  needs xpu devices for the backend xccl; ranks run on the CPU in this session" in run.text
-
-
-_BACKENDS = {"gloo": "PASSED", "nccl": "SKIPPED", "xccl": "SKIPPED"}
