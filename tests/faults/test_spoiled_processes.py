@@ -24,11 +24,11 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.lazy_torch import dist, torch
+from tests.lazy_torch import dist, rpc, torch
 
 pytestmark = [
     pytest.mark.distributed(2, kind="cpu", timeout=30),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:You are using a Backend"),
 ]
 WAYS, STARTED = {}, os.getpid()
 SITE = os.path.abspath("lib/python3/site-packages")
@@ -240,6 +240,18 @@ def group_of_one_rank():
 
 
 @way(new_ranks)
+def rpc_agent():
+    rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
+
+
+def use_rpc():
+    other = f"worker{1 - dist.get_rank()}"
+    reference = rpc.remote(other, torch.add, args=(torch.zeros(2), 1))
+    assert rpc.rpc_sync(other, torch.add, args=(reference.to_here(), 1)).sum() == 4
+    rpc.shutdown()
+
+
+@way(new_ranks)
 def more_groups_than_a_rank_may_have():
     for _ in range(101):
         dist.new_group()
@@ -273,6 +285,9 @@ def test_way(way, step):
     if way == "stays":
         assert sees() == (0, True, True, "a monkeypatch", True)
         torch.set_autocast_enabled("cpu", False)
+    if way == "rpc_agent":
+        spoil()
+        use_rpc()
     if way == "group_named_after_its_ranks":
         dist.destroy_process_group(spoil())
     dist.barrier()
@@ -321,7 +336,7 @@ _PUT_BACK = {
     "patched_function": "torch.distributed.barrier changed from",
 }
 _GROUPS = ("group", "group_named_after_its_ranks", "group_of_one_rank", "more_groups_than_a_rank_may_have")
-_STAY = {"thread": "thread", "child": "process", **dict.fromkeys(_GROUPS, "process group")}
+_STAY = {"thread": "thread", "child": "process", "rpc_agent": "rpc", **dict.fromkeys(_GROUPS, "process group")}
 
 
 def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: BackgroundSuite) -> None:
@@ -336,6 +351,6 @@ def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: Backgrou
         ranks = "rank 0" if way == "group_of_one_rank" else "ranks 0-1"
         expected[f"test_way[{way}-spoils]"] = f"PASSED ERROR leaked: {kind}; {ranks}"
     run.expect(expected)
-    assert len(expected) == 2 * 31
+    assert len(expected) == 2 * 32
     reason = "some ranks have process groups that others have not"
     assert f"test_it.py::test_way[group_of_one_rank-spoils]: {reason}" in run.text

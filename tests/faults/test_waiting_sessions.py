@@ -1,4 +1,4 @@
-"""Tests of messages about waiting tests, and of sessions that lose a lock file, a thread, or ``/proc``."""
+"""Tests of sessions that wait for devices, or give idle ones up, and of those that lose a lock file or ``/proc``."""
 
 from __future__ import annotations
 
@@ -50,6 +50,39 @@ def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Backgrou
     run = session.finish()
     assert run.ret == pytest.ExitCode.INTERRUPTED
     assert re.search(rf"^{pattern}$", run.text, re.MULTILINE)
+
+
+def test_a_session_gets_devices_that_are_idle_in_another(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_suite.py",
+        """
+        import pytest
+        from tests.inner import note, wait_for
+
+
+        @pytest.mark.devices(4)
+        def test_all():
+            pass
+
+
+        def test_idle():
+            note("idle", "here")
+            wait_for("go on")
+
+
+        @pytest.mark.devices(4)
+        def test_all_again():
+            pass
+        """,
+    )
+    first = suite.start("--accel=sim:4,shared")
+    suite.read("idle")
+    # An idle world of the first session holds all devices.
+    second = suite.run("--accel=sim:4,shared", "-k", "test_all and not again", "--accel-wait=20")
+    second.expect({"test_all": "PASSED"})
+    assert first.process.poll() is None
+    suite.write("go on", "")
+    first.finish().expect(dict.fromkeys(("test_all", "test_idle", "test_all_again"), "PASSED"))
 
 
 @pytest.mark.long

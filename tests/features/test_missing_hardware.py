@@ -9,6 +9,8 @@ import pytest
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from tests.features.conftest import Suite
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 _RECORD_IMPORT = "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n"
 """Code of a module that creates a file in each process that imports it."""
 
@@ -45,7 +47,6 @@ _DEVICES = """
 @pytest.fixture
 def device_suite(suite: Suite) -> Suite:
     """Provide a suite of tests that need devices, with a preloaded module that records the processes that import it."""
-    suite.without_torch()
     suite.write("told.py", _RECORD_IMPORT)
     suite.ini("accel_preload = told")
     suite.write("test_devices.py", _DEVICES)
@@ -139,7 +140,6 @@ _FIXTURES_WITHOUT_MARKS = """
 
 
 def test_a_fixture_without_its_mark_is_an_error_also_if_hardware_is_missing(suite: Suite) -> None:
-    suite.without_torch()
     suite.write("test_it.py", _FIXTURES_WITHOUT_MARKS)
     run = suite.run("--accel=none")
 
@@ -198,7 +198,6 @@ _NAMED_KIND = """
 
 
 def test_ranks_do_not_run_on_the_cpu_in_place_of_a_kind_that_was_asked_for_by_name(suite: Suite) -> None:
-    suite.without_torch()
     suite.write("test_it.py", _NAMED_KIND)
     run = suite.run("--accel=mlu", "--accel-strict")
     missing = dict.fromkeys(("test_ranks", "test_all", "test_per_rank", "test_expected_to_fail"), "ERROR")
@@ -214,7 +213,6 @@ def test_ranks_do_not_run_on_the_cpu_in_place_of_a_kind_that_was_asked_for_by_na
 
 
 def test_auto_falls_back_to_the_cpu_and_says_so(suite: Suite) -> None:
-    suite.without_torch()
     suite.write(
         "test_it.py",
         "import pytest\n\n@pytest.mark.distributed(2, init=False)\ndef test_it(accel): assert accel.kind == 'cpu'",
