@@ -54,7 +54,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
             vars(_distributed_c10d).pop("_dump_fr_trace_json", None)
 
 
-        @pytest.mark.distributed(2, timeout=2, fresh=True)
+        @pytest.mark.distributed(2, timeout=4, fresh=True)
         def test_hangs_without_records(rank, torch_without_records):
             if rank == 0:
                 dist.barrier()

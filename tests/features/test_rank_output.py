@@ -191,7 +191,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkey
             raise ValueError
 
 
-        @pytest.mark.distributed(2, kind="cpu", timeout=2, init=False)
+        @pytest.mark.distributed(2, kind="cpu", timeout=3, init=False)
         def test_hangs(rank):
             print("out of", rank)
             if rank == 1:
