@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,16 @@ class BackgroundSession:
             pytest.fail(text, pytrace=False)
         return Run(self.process.returncode, text, causes=read_causes(self._folder))
 
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
+        """Wait for the next line of the output that has a match of `pattern`, and return the match."""
+        assert self.process.stdout is not None
+        output = []
+        for text in self.process.stdout:
+            output.append(text)
+            if (match := re.search(pattern, text)) is not None:
+                return match
+        pytest.fail("".join(["no such line in the output:\n", *output]), pytrace=False)
+
     def fork_server(self) -> psutil.Process:
         """Wait for the fork server and return it."""
         return eventually("a fork server", lambda: _fork_servers(psutil.Process(self.process.pid)))[0]
@@ -69,6 +80,16 @@ def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
         return False
 
     return list(filter(is_server, parent.children()))
+
+
+def living_processes(variable: str, value: str) -> list[psutil.Process]:
+    """Return all living processes in whose environment `variable` is `value`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def _prepare_process(group: Path | None) -> None:
@@ -97,7 +118,9 @@ class BackgroundSuite:
 
     def write(self, name: str, text: str) -> None:
         """Write the dedented `text` to the file `name` of the suite."""
-        (self.path / name).write_text(textwrap.dedent(text))
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
 
     def without_torch(self) -> None:
         """Have sessions run as if torch were not installed. Its import takes half the time of a session with ranks."""
@@ -126,12 +149,7 @@ class BackgroundSuite:
             **environment,
         }
         process = subprocess.Popen(
-            [
-                *program,
-                "-v",
-                *("-p", "accel", "-p", "xdist", "-p", "no:cacheprovider"),
-                *args,
-            ],
+            [*program, "-v", "-p", "accel", "-p", "xdist", "-p", "no:cacheprovider", *args],
             cwd=self.path,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -158,20 +176,11 @@ class BackgroundSuite:
 
     def processes(self) -> list[psutil.Process]:
         """Return all living processes of the suite's sessions."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(RUN_ID_VARIABLE) == self.run_id and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return living_processes(RUN_ID_VARIABLE, self.run_id)
 
     def expect_nothing_left(self) -> None:
         """Check that the sessions left no process, private folder, held lock, or named shared memory."""
-        eventually(
-            "all processes to end",
-            lambda: not self.processes(),
-            timeout=15,
-        )
+        eventually("all processes to end", lambda: not self.processes(), timeout=15)
         assert list(self.temporary.glob("accel-*")) == []
         assert [name for name in os.listdir("/dev/shm") if self.run_id in name] == []
         for path in self.locks.glob("*.lock"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,11 +62,7 @@ class Run:
 
     def count(self) -> dict[str, int]:
         """Return the number of results by result word."""
-        counts: dict[str, int] = {}
-        for words in self.results.values():
-            for word in words:
-                counts[word] = counts.get(word, 0) + 1
-        return counts
+        return dict(Counter(word for words in self.results.values() for word in words))
 
     def expect(self, expected: dict[str, str]) -> None:
         """Check that `outcomes` returns `expected`; on failure show the whole output.

@@ -15,8 +15,9 @@ import pytest
 
 from pytest_accel.features import FEATURES
 from tests.background_suite import BackgroundSuite, suite
+from tests.core_verdicts import TESTS, VERDICTS
 from tests.kernel import KERNEL
-from tests.run import OUTER_VARIABLES
+from tests.run import CAUSES, OUTER_VARIABLES
 
 __all__ = ["suite"]
 
@@ -32,47 +33,8 @@ FAST = {"order", "plugins"}
 """Features that the kernel calls in every session with marked tests. `tests/test_repository.py` and ``--axe`` test that
 each of the others can be deleted alone."""
 
-_TESTS = """
-    import os
-
-    import pytest
-
-
-    @pytest.fixture
-    def doubled(rank):
-        return 2 * rank
-
-
-    @pytest.mark.devices(2)
-    def test_devices(devices):
-        assert len(devices) == 2
-
-
-    @pytest.mark.distributed(2)
-    def test_ranks(doubled, gather, world_size):
-        assert gather(doubled) == [0, 2]
-        assert world_size == 2
-
-
-    @pytest.mark.distributed(2, kind="cpu", init=False)
-    def test_dead_rank(rank):
-        if rank == 1:
-            os._exit(0)
-
-
-    @pytest.mark.distributed(2, kind="cpu", init=False)
-    def test_failing_rank(rank):
-        assert rank == 0
-
-
-    @pytest.mark.devices(9)
-    def test_too_large():
-        pass
-
-
-    def test_unmarked():
-        pass
-"""
+_ROWS = ("two_devices", "sum", "exits_on_one_rank", "fails_on_one_rank", "too_large", "unmarked")
+"""The core rows that need no feature, as words of ``-k``."""
 
 
 def standing_on(name: str) -> set[str]:
@@ -113,15 +75,14 @@ def without(names: set[str], folder: Path) -> Path:
 def test_the_kernel_runs_without_features(
     suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory, removed: str, options: tuple[str, ...]
 ) -> None:
-    suite.write("test_kernel.py", _TESTS)
+    suite.write("test_kernel.py", TESTS)
     suite.write("conftest.py", "import pytest_accel\n\nprint(pytest_accel.__file__, file=open('used', 'w'))\n")
     names = {one.name for one in FEATURES} if removed == "all" else set().union(*map(standing_on, FAST))
     folder = without(names, tmp_path_factory.mktemp("without"))
-    run = suite.start(*options, environment={"PYTHONPATH": str(folder)}).finish()
+    selected = ("-k", " or ".join(_ROWS))
+    run = suite.start(CAUSES, *selected, *options, environment={"PYTHONPATH": str(folder)}).finish()
     assert suite.read("used") == str(folder / "pytest_accel" / "__init__.py")
-    expected = {"test_devices": "PASSED", "test_ranks": "PASSED", "test_unmarked": "PASSED"}
-    expected |= dict.fromkeys(("test_dead_rank", "test_failing_rank"), "FAILED") | {"test_too_large": "SKIPPED"}
-    run.expect(expected)
+    run.expect({name: words for name, words in VERDICTS.items() if any(row in name for row in _ROWS)})
 
 
 def run_the_copy(names: set[str], where: str, *arguments: str) -> None:

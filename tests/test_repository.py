@@ -80,8 +80,6 @@ class Import:
 
     name: str
     line: int
-    deferred: bool
-    """True if a call imports it, not the import of the module."""
     typing_only: bool
     """True if only a type checker reads the import."""
 
@@ -94,28 +92,27 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _walk(node: ast.AST, package: str, *, deferred: bool, typing_only: bool) -> Iterator[Import]:
+def _walk(node: ast.AST, package: str, *, typing_only: bool) -> Iterator[Import]:
     match node:
         case ast.Import(names=names):
             for alias in names:
-                yield Import(alias.name, node.lineno, deferred, typing_only)
+                yield Import(alias.name, node.lineno, typing_only)
         case ast.ImportFrom(module=module, names=names, level=level):
             above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
             origin = ".".join([*above, *([module] if module else [])])
             for alias in names:
-                yield Import(f"{origin}.{alias.name}", node.lineno, deferred, typing_only)
+                yield Import(f"{origin}.{alias.name}", node.lineno, typing_only)
         case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(name)), *_]):
             if called in {"import_module", "__import__"}:
-                yield Import(name, node.lineno, deferred, typing_only)
+                yield Import(name, node.lineno, typing_only)
     if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
         for guarded in node.body:
-            yield from _walk(guarded, package, deferred=deferred, typing_only=True)
+            yield from _walk(guarded, package, typing_only=True)
         for other in node.orelse:
-            yield from _walk(other, package, deferred=deferred, typing_only=typing_only)
+            yield from _walk(other, package, typing_only=typing_only)
         return
-    deferred = deferred or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     for child in ast.iter_child_nodes(node):
-        yield from _walk(child, package, deferred=deferred, typing_only=typing_only)
+        yield from _walk(child, package, typing_only=typing_only)
 
 
 @cache
@@ -127,9 +124,7 @@ def each_import() -> list[tuple[str, Import]]:
     return [
         (path.relative_to(PACKAGE).as_posix(), found)
         for path in MODULES
-        for found in _walk(
-            parsed(path), ".".join(path.relative_to(ROOT).parent.parts), deferred=False, typing_only=False
-        )
+        for found in _walk(parsed(path), ".".join(path.relative_to(ROOT).parent.parts), typing_only=False)
     ]
 
 
@@ -281,12 +276,11 @@ def test_no_two_modules_share_a_name() -> None:
     ] == []
 
 
-def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:
+def test_torch_is_imported_where_ranks_run() -> None:
     wrong = [
         f"{module}:{found.line} imports {found.name}"
         for module, found in each_import()
-        if found.is_of("torch") and not found.typing_only
-        if not found.deferred or module not in RUNS_IN_A_RANK | VENDORS
+        if found.is_of("torch") and not found.typing_only and module not in RUNS_IN_A_RANK | VENDORS
     ]
     assert wrong == []
 

@@ -91,12 +91,14 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
     finished = "has finished the test\n"
     for name, message in (
         ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:9; rank 1 {finished}"),
+        ("other_size", "called all_reduce #1 with different shapes: rank 0 float32[3], rank 1 float32[4]\n"),
         ("receive", f"for message #3 from rank 0 (tag 0), which has sent 2; rank 0 {finished}"),
         ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waits at "),
         ("other_tag", "for message #1 from rank 0 (tag 1), which has sent none\n"),
         ("gather", f"for gather #2 of rank 1, which has made 1; rank 1 {finished}"),
     ):
         assert re.search(f"\nE   deadlock: .*{re.escape(message)}", run.failure(f"test_{name}"))
+    assert "\nrank 0 is in barrier #1 of process group 1\n" in run.failure("test_circle")
 
 
 @pytest.mark.long
@@ -154,6 +156,12 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
                 thread = threading.Timer(SECONDS, dist.barrier)
                 thread.start()
                 thread.join()
+
+
+        @pytest.mark.distributed(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+        def test_torch_itself_finds_a_mismatch(rank):
+            with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
+                dist.broadcast(torch.ones(3), src=1) if rank else dist.all_reduce(torch.ones(8))
 
 
         @pytest.mark.distributed(2, init=False)
@@ -220,4 +228,4 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
     # Groups that are left, and different numbers of collectives, are errors of the test's end.
     errors = ("test_the_group_has_a_short_timeout", "test_other_groups_can_go_on")
     run.expect({name: "PASSED ERROR" if name in errors else "PASSED" for name in run.outcomes()})
-    assert len(run.outcomes()) == 9
+    assert len(run.outcomes()) == 10

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version
+
 import pytest
 
 from tests.background_suite import BackgroundSuite
@@ -44,6 +47,19 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
             pass
 
 
+        @pytest.fixture
+        def torch_without_records():
+            from torch._C import _distributed_c10d
+
+            vars(_distributed_c10d).pop("_dump_fr_trace_json", None)
+
+
+        @pytest.mark.distributed(2, timeout=4, fresh=True)
+        def test_hangs_without_records(rank, torch_without_records):
+            if rank == 0:
+                dist.barrier()
+
+
         @two
         def test_last():
             dist.barrier()
@@ -60,16 +76,21 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
             waiting_limits.GRACE = 60.0 if nodeid.endswith("in_its_teardown") else 3.0
         """,
     )
-    run = suite.run(CAUSES)
+    run = suite.run(CAUSES, "--accel-record=record.jsonl")
     run.expect(
         {
             "test_one_skips": "FAILED disagreed: skip",
             "test_setup_fails_and_the_other_is_in_its_call": "ERROR failed: ValueError; rank 1",
             "test_setup_fails_and_the_other_is_in_its_teardown": "ERROR failed: ValueError; rank 1",
+            "test_hangs_without_records": "FAILED hung: phase timeout; rank 0",
             "test_last": "PASSED",
         }
     )
     assert "40 s" not in run.text
+    unknown = (
+        rf"the collectives are unknown: torch {re.escape(version('torch'))}\S* does not record them; torch 2\.8 does"
+    )
+    assert re.search(unknown, run.failure("test_hangs_without_records"))
     report = run.failure("test_one_skips").splitlines()
     assert ("rank 1 has not reached barrier #1 (last collective: none)" in report) is RECORDS_COLLECTIVES
     later = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -288,22 +289,21 @@ def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_rank
 LEFT_BEHIND = """
 import os
 import time
-from pathlib import Path
 
 import pytest
+from tests.inner import note, wait_for
 
 
 @pytest.mark.devices(1)
 def test_is_killed():
-    Path("killed").write_text(f"{os.environ['PYTEST_ACCEL_SESSION']}\\n")
+    note("killed", os.environ["PYTEST_ACCEL_SESSION"])
     time.sleep(1000)
 
 
 @pytest.mark.devices(1)
 def test_lives():
-    Path("living").write_text(f"{os.environ['PYTEST_ACCEL_SESSION']}\\n")
-    while not Path("go").exists():
-        time.sleep(0.02)
+    note("living", os.environ["PYTEST_ACCEL_SESSION"])
+    wait_for("go")
 
 
 @pytest.mark.devices(1)
@@ -336,13 +336,13 @@ def test_the_folder_of_a_session_whose_processes_were_killed_at_once_is_removed_
     kill_at_once(suite, mark)
     killed.process.wait()
     assert folder.exists()
-    # Folders that only look like those of a dead session of this user.
-    elsewhere, foreign, plain = (suite.temporary / f"accel-{name}" for name in ("link", "foreign", "x"))
-    for path in (foreign, plain, folder.with_name("victim")):
+    # Folders that only look like those of a dead session of this user: a link, one of another user, one without a lock.
+    link, victim, foreign, plain = (suite.temporary / f"{name}" for name in ("accel-l", "victim", "accel-f", "accel-p"))
+    for path in (victim, foreign, plain):
         path.mkdir(mode=0o700)
-    for path in (foreign, folder.with_name("victim")):
+    for path in (victim, foreign):
         (path / "session.lock").write_text("\n")
-    elsewhere.symlink_to(folder.with_name("victim"))
+    link.symlink_to(victim)
     if os.geteuid() == 0:
         os.chown(foreign, 1002, -1)
     else:
@@ -352,8 +352,6 @@ def test_the_folder_of_a_session_whose_processes_were_killed_at_once_is_removed_
     assert living_folder.exists()
     suite.write("go", "")
     living.finish().expect({"test_lives": "PASSED"})
-    elsewhere.unlink()
-    for path in (foreign, folder.with_name("victim")):
-        (path / "session.lock").unlink()
-    for path in (foreign, plain, folder.with_name("victim")):
-        path.rmdir()
+    link.unlink()
+    for path in (victim, foreign, plain):
+        shutil.rmtree(path)

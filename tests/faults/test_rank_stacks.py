@@ -1,4 +1,4 @@
-"""Tests of the stacks in failure reports when ranks hang."""
+"""Tests of ranks that hang where a stack is hard to get: in an async task, or beyond the reach of signals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.background_suite import BackgroundSuite
+from tests.run import CAUSES
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -63,3 +64,50 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
         assert re.search(r"^ +await wait\(\)$", report, re.MULTILINE)
         assert re.search(r"^ +await asyncio.Event\(\).wait\(\)$", report, re.MULTILINE)
         assert "test_it.py:16 in beat" in report.partition("stacks of other threads and tasks")[2]
+
+
+@pytest.mark.long
+def test_a_rank_that_no_signal_can_interrupt_hangs_like_others(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_hangs.py",
+        """
+        import ctypes
+        import os
+        import signal
+
+        import pytest
+
+        impatient = pytest.mark.distributed(2, timeout=4, init=False)
+
+
+        @impatient
+        def test_native_call_holds_the_interpreter(rank):
+            if rank == 1:
+                ctypes.PyDLL(None).pause()
+                while True:
+                    ctypes.PyDLL(None).pause()
+
+
+        @impatient
+        def test_stopped(rank):
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+        @impatient
+        def test_deaf_to_signals(rank):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            while rank == 1:
+                pass
+        """,
+    )
+    run = suite.run("-n2", CAUSES)  # The ranks sleep most of the time.
+    run.expect(
+        {
+            "test_native_call_holds_the_interpreter": "FAILED hung: phase timeout; rank 1",
+            "test_stopped": "FAILED hung: phase timeout; rank 1",
+            "test_deaf_to_signals": "FAILED hung: phase timeout; rank 1",
+        }
+    )
+    name = "test_native_call_holds_the_interpreter"
+    assert f" in {name}\n" in run.failure(name)

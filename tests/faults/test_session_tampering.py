@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.processes import MARK
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 
@@ -73,30 +72,13 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
 
         """,
     )
-    suite.write(
-        "test_only_here.py",
-        f"""
-        import os
-        import pytest
-
-        assert "{MARK}" not in os.environ, "not in a rank"
-
-
-        @pytest.mark.xfail(reason="a bug that is known")
-        @pytest.mark.distributed(2)
-        def test_is_not_in_the_ranks():
-            assert 1 == 2
-        """,
-    )
     run = suite.run(CAUSES, "-o", "junit_family=xunit1")  # The default family refuses record_property.
     assert run.causes["test_hangs_while_the_clock_stands"] == "hung: phase timeout; rank 1"
     assert "assert 1 == 2" in run.failure("test_fails_in_the_first_world")  # Its report cannot be sent whole.
-    assert "not in a rank" in run.failure("test_is_not_in_the_ranks")
     assert run.outcomes() == {
         "test_stops_the_clock": "PASSED",
         "test_in_another_world": "PASSED",
         "test_fails_in_the_first_world": "FAILED",
         "test_hangs_while_the_clock_stands": "FAILED",
         **{f"test_records[{name}]": "PASSED" for name in "tlj"},
-        "test_is_not_in_the_ranks": "ERROR",
     }, run.text

@@ -21,13 +21,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.lazy_torch import dist, torch
+from tests.lazy_torch import dist, rpc, torch
 
 pytestmark = [
     pytest.mark.distributed(2, kind="cpu", timeout=30),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:You are using a Backend"),
 ]
 WAYS, STARTED = {}, os.getpid()
 SITE = os.path.abspath("lib/python3/site-packages")
@@ -61,7 +62,7 @@ def folder():
     os.chdir("/")
 
 
-@way(lambda: os.umask(os.umask(0o22)))
+@way(lambda: [os.umask(mask := os.umask(0)), mask][1])
 def umask():
     os.umask(0)
 
@@ -171,6 +172,23 @@ def sees():
     )
 
 
+@way(lambda: os.getpid() == STARTED)
+def child_that_ends():
+    subprocess.Popen([sys.executable, "-c", ""])
+
+
+@way(lambda: os.getpid() == STARTED)
+def executor():
+    random.executor = ThreadPoolExecutor(1)
+    random.executor.submit(int).result()
+
+
+@way(lambda: os.getpid() == STARTED)
+def mesh():
+    made = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+    dist.barrier(made.get_group("data"))
+
+
 @way(lambda: None)
 def library():
     sys.path.append(SITE)
@@ -203,6 +221,11 @@ def group():
     dist.new_group()
 
 
+@way(lambda: os.getpid() == STARTED)
+def group_named_after_its_ranks():
+    return dist.new_group([0, 1], use_local_synchronization=True)
+
+
 # New ranks.
 
 
@@ -214,6 +237,24 @@ def new_ranks():
 def group_of_one_rank():
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
+
+
+@way(new_ranks)
+def rpc_agent():
+    rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
+
+
+def use_rpc():
+    other = f"worker{1 - dist.get_rank()}"
+    reference = rpc.remote(other, torch.add, args=(torch.zeros(2), 1))
+    assert rpc.rpc_sync(other, torch.add, args=(reference.to_here(), 1)).sum() == 4
+    rpc.shutdown()
+
+
+@way(new_ranks)
+def more_groups_than_a_rank_may_have():
+    for _ in range(101):
+        dist.new_group()
 
 
 @way(new_ranks)
@@ -244,6 +285,11 @@ def test_way(way, step):
     if way == "stays":
         assert sees() == (0, True, True, "a monkeypatch", True)
         torch.set_autocast_enabled("cpu", False)
+    if way == "rpc_agent":
+        spoil()
+        use_rpc()
+    if way == "group_named_after_its_ranks":
+        dist.destroy_process_group(spoil())
     dist.barrier()
 '''
 _LIBRARY = """
@@ -289,12 +335,12 @@ _PUT_BACK = {
     "cudnn": "torch.backends.cudnn.deterministic changed from False to True",
     "patched_function": "torch.distributed.barrier changed from",
 }
-_STAY = {"thread": "thread", "child": "process", "group": "process group", "group_of_one_rank": "process group"}
+_GROUPS = ("group", "group_named_after_its_ranks", "group_of_one_rank", "more_groups_than_a_rank_may_have")
+_STAY = {"thread": "thread", "child": "process", "rpc_agent": "rpc", **dict.fromkeys(_GROUPS, "process group")}
 
 
 def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _SUITE)
-    (suite.path / "lib/python3/site-packages").mkdir(parents=True)
     suite.write("lib/python3/site-packages/used_library.py", _LIBRARY)
     run = suite.start("--accel", "none", "-p", "no:randomly", "-o", "accel_leaks=fail", CAUSES).finish()
     expected = dict.fromkeys(run.outcomes(), "PASSED")
@@ -305,6 +351,6 @@ def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: Backgrou
         ranks = "rank 0" if way == "group_of_one_rank" else "ranks 0-1"
         expected[f"test_way[{way}-spoils]"] = f"PASSED ERROR leaked: {kind}; {ranks}"
     run.expect(expected)
-    assert len(expected) == 2 * 26
+    assert len(expected) == 2 * 32
     reason = "some ranks have process groups that others have not"
     assert f"test_it.py::test_way[group_of_one_rank-spoils]: {reason}" in run.text

@@ -32,10 +32,10 @@ if int(os.environ.get("RANK", "-1")) in {WHO}:
 TEST = """
 import pytest
 
-pytestmark = pytest.mark.distributed(2, init=False)
+pytestmark = [pytest.mark.distributed(2, init=False), *{MARKS}]
 
 def test_{SITE}_{WAY}():
-    pass
+    assert not "reached"
 """
 
 
@@ -46,19 +46,23 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuit
     cases = list(itertools.product(("module", "conftest"), FAULTS))
     for site, fault in cases:
         failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", FAULTS[fault][0])
-        test = TEST.replace("{SITE}", site).replace("{WAY}", fault)
+        # A failure that is expected of the test does not cover one before it.
+        marks = "[]" if fault == "skips" else "[pytest.mark.xfail]"
+        test = TEST.replace("{SITE}", site).replace("{WAY}", fault).replace("{MARKS}", marks)
         folder = f"{site}_{fault}"
-        (suite.path / folder).mkdir()
         suite.write(f"{folder}/conftest.py", failing_import if site == "conftest" else "")
         suite.write(f"{folder}/test_{folder}.py", failing_import + test if site == "module" else test)
-    suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last"))
+    suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last").replace("{MARKS}", "[pytest.mark.xfail]"))
     run = suite.run("--accel", "none", CAUSES)
     who = ranks_text([*ranks])
     causes = {fault: cause if fault == "skips" else f"{cause}; {who}" for fault, (_, cause) in FAULTS.items()}
     verdicts = {fault: f"ERROR {cause}" for fault, cause in causes.items()}
     if len(ranks) == 2:
         verdicts["skips"] = "SKIPPED"
-    run.expect({"test_last": "PASSED"} | {f"test_{site}_{fault}": verdicts[fault] for site, fault in cases})
+    run.expect(
+        {"test_last": "XFAIL failed: AssertionError; ranks 0-1"}
+        | {f"test_{site}_{fault}": verdicts[fault] for site, fault in cases}
+    )
     assert not any(f"pytest_accel/{package}" in run.text for package in ("driver", "verdict"))
 
 
@@ -224,7 +228,6 @@ _HANGING = """
 
 def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuite) -> None:
     """The world that runs the second test of each file is a new one. Without the teardown, an error would be lost."""
-    (suite.path / "replacing").mkdir()
     suite.write("replacing/conftest.py", _FAILING_RESOURCE)
     for name, code in _REPLACES_ITS_WORLD.items():
         suite.write(f"replacing/test_{name}.py", _REPLACING_TEST.format(name=name, code=code))

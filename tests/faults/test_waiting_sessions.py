@@ -1,4 +1,4 @@
-"""Tests of messages about waiting tests, and of sessions that lose a lock file, a thread, or ``/proc``."""
+"""Tests of sessions that wait for devices, or give idle ones up, and of those that lose a lock file or ``/proc``."""
 
 from __future__ import annotations
 
@@ -7,45 +7,19 @@ import signal
 
 import pytest
 
-from tests.background_suite import BackgroundSession, BackgroundSuite
+from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 CONFTEST = """
-import time
-from pathlib import Path
-
-import pytest
 from pytest_accel.pool import pool
 
 pool.WAITING_SHOWN_AFTER = 0.0
 pool.WAITING_SHOWN_AGAIN = 0.2
 pool._TICK_INTERVAL = 0.1
-
-
-@pytest.fixture
-def wait_for():
-    def wait(name):
-        deadline = time.monotonic() + 100
-        while not Path(name).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    return wait
 """
 SINCE = r"since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"
-
-
-def wait_for_line(session: BackgroundSession, pattern: str) -> re.Match[str]:
-    """Wait for the first line of the session's output that starts with `pattern`, and return the match."""
-    assert session.process.stdout is not None
-    output = []
-    for text in session.process.stdout:
-        output.append(text)
-        if (match := re.match(pattern, text)) is not None:
-            return match
-    pytest.fail("".join(["no such line in the output:\n", *output]), pytrace=False)
 
 
 def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: BackgroundSuite) -> None:
@@ -53,13 +27,15 @@ def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Backgrou
     suite.write(
         "test_both.py",
         """
+        import threading
+
         import pytest
 
 
         @pytest.mark.devices(3)
         @pytest.mark.parametrize("number", range(2))
-        def test_both(number, wait_for):
-            wait_for("never")
+        def test_both(number):
+            threading.Event().wait()
         """,
     )
     session = suite.start("-n2", "--dist=each", "-o", "accel_schedule=off", "-q", "--accel=sim:4")
@@ -68,11 +44,44 @@ def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Backgrou
         rf"accel: test_both\.py::test_both\[0\] waits for {waits} by "
         rf"pid \d+ \(\S+\) for test_both\.py::test_both\[0\] {SINCE}"
     )
-    wait_for_line(session, rf"{pattern} \(for \d+ s now\)$")
+    session.wait_for_line(rf"^{pattern} \(for \d+ s now\)$")
     session.process.send_signal(signal.SIGINT)
     run = session.finish()
     assert run.ret == pytest.ExitCode.INTERRUPTED
     assert re.search(rf"^{pattern}$", run.text, re.MULTILINE)
+
+
+def test_a_session_gets_devices_that_are_idle_in_another(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_suite.py",
+        """
+        import pytest
+        from tests.inner import note, wait_for
+
+
+        @pytest.mark.devices(4)
+        def test_all():
+            pass
+
+
+        def test_idle():
+            note("idle", "here")
+            wait_for("go on")
+
+
+        @pytest.mark.devices(4)
+        def test_all_again():
+            pass
+        """,
+    )
+    first = suite.start("--accel=sim:4,shared")
+    suite.read("idle")
+    # An idle world of the first session holds all devices.
+    second = suite.run("--accel=sim:4,shared", "-k", "test_all and not again", "--accel-wait=20")
+    second.expect({"test_all": "PASSED"})
+    assert first.process.poll() is None
+    suite.write("go on", "")
+    first.finish().expect(dict.fromkeys(("test_all", "test_idle", "test_all_again"), "PASSED"))
 
 
 @pytest.mark.long

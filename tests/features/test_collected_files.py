@@ -50,17 +50,17 @@ def test_a_rank_looks_at_each_file_once_whatever_else_is_in_its_folder(suite: Su
         """
         import os
 
+        from tests.inner import note
+
 
         def pytest_collect_file(file_path):
             if os.environ.get("RANK") == "0":
-                with open("seen.log", "a") as file:
-                    print(file_path.name, file=file)
+                note("seen.log", file_path.name)
 
 
         def pytest_collect_directory(path):
             if os.environ.get("RANK") == "0":
-                with open("folders.log", "a") as file:
-                    print(path.name, file=file)
+                note("folders.log", path.name)
         """,
     )
     text = "import pytest\n\n\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_it(own):\n    pass\n"

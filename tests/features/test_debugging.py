@@ -104,6 +104,12 @@ class Terminal:
         """Send `line` and a line feed to the session."""
         self.child.sendline(line)
 
+    def ask(self, line: str, answer: str = "", prompt: str = "(Pdb) ") -> None:
+        """Type `line` in the debugger, and wait for the `answer` and the next `prompt`."""
+        self.type(line)
+        self.wait_for(answer)
+        self.wait_for(prompt)
+
     def finish(self) -> str:
         """Wait until the session has ended, and return the rest of its output."""
         self.child.expect(pexpect.EOF)
@@ -115,11 +121,8 @@ class Terminal:
 def test_pdb_opens_in_the_first_rank_that_fails_and_quitting_it_ends_the_session(suite: Suite) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "test_fail or both or short")
     assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
-    terminal.type("p value.upper()")
-    terminal.wait_for("'VALUE OF 1'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    terminal.wait_for("(Pdb) ")
+    terminal.ask("p value.upper()", "'VALUE OF 1'")
+    terminal.ask("c")
     terminal.type("q")
     rest = terminal.finish()
     assert "Exit: Quitting debugger" in rest
@@ -145,9 +148,7 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
     )
     terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "--accel-pdb-rank=1", "-k", "both or short")
     assert "printed before" in terminal.wait_for("(Mine) ")
-    terminal.type("p 'rank', rank")
-    terminal.wait_for("('rank', 1)")
-    terminal.wait_for("(Mine) ")
+    terminal.ask("p 'rank', rank", "('rank', 1)", "(Mine) ")
     terminal.type("c")
     rest = terminal.finish()
     assert "(Mine)" not in rest
@@ -161,14 +162,9 @@ def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite) -> None:
     terminal.wait_for("PDB set_trace")
     terminal.wait_for("(Pdb) ")
     for _ in range(2 if sys.version_info >= (3, 13) else 1):  # pdb of 3.13 first stops at the call itself.
-        terminal.type("n")
-        terminal.wait_for("(Pdb) ")
-    terminal.type("p valuX\x7fe")  # Backspace.
-    terminal.wait_for("'value of 1 and more'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("\x1b[A")  # Arrow up: the last line again.
-    terminal.wait_for("'value of 1 and more'")
-    terminal.wait_for("(Pdb) ")
+        terminal.ask("n")
+    terminal.ask("p valuX\x7fe", "'value of 1 and more'")  # Backspace.
+    terminal.ask("\x1b[A", "'value of 1 and more'")  # Arrow up: the last line again.
     terminal.child.sendintr()
     terminal.wait_for("KeyboardInterrupt")
     terminal.wait_for("(Pdb) ")
@@ -182,8 +178,7 @@ def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
     suite.write("conftest.py", _CLOCK_JUMPS)
     terminal = Terminal(suite, "-k", "impatient")
     terminal.wait_for("(Pdb) ")
-    terminal.type("Path('opened').touch()")
-    terminal.wait_for("(Pdb) ")
+    terminal.ask("Path('opened').touch()")
     terminal.type("c")
     assert "1 passed" in terminal.finish()
     assert terminal.child.exitstatus == 0
@@ -194,9 +189,7 @@ def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None
     terminal = Terminal(suite, "--trace", "-k", "test_short")
     terminal.wait_for("PDB runcall")
     terminal.wait_for("(Pdb) ")
-    terminal.type("p rank")
-    terminal.wait_for("\n0")
-    terminal.wait_for("(Pdb) ")
+    terminal.ask("p rank", "\n0")
     terminal.type("c")
     assert "1 passed" in terminal.finish()
 

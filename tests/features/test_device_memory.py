@@ -113,6 +113,7 @@ import os
 import sys
 
 import pytest
+from tests.inner import note
 from tests.lazy_torch import torch
 from fake_accel import GIB, Block
 
@@ -125,18 +126,13 @@ def card():
     return torch.cuda.card
 
 
-def note(name):
-    with open("ranks", "a") as file:
-        file.write(f"{name} {os.getpid()}\\n")
-
-
 def test_backward(card):
-    note("backward")
+    note("ranks", "backward", os.getpid())
     card.multiply()
 
 
 def test_nothing(card):
-    note("nothing")
+    note("ranks", "nothing", os.getpid())
     assert card.calls == {"clear": 1}
 
 
@@ -145,7 +141,7 @@ def test_small(card):
 
 
 def test_keeps_its_cache(card):
-    note("cached")
+    note("ranks", "cached", os.getpid())
     assert card.reserved == GIB
     assert "empty" not in card.calls
 
@@ -156,19 +152,19 @@ def test_fails_with_a_full_card(card):
 
 
 def test_finds_the_card_empty(card):
-    note("failed")
+    note("ranks", "failed", os.getpid())
     assert card.allocated == 0
     assert not hasattr(sys, "last_value")
 
 
 def test_captures_a_graph(card):
-    note("before-graph")
+    note("ranks", "before-graph", os.getpid())
     card.pools.append((0, 1))
     card.multiply()
 
 
 def test_leaks(card):
-    note("after-graph")
+    note("ranks", "after-graph", os.getpid())
     assert not card.calls
     KEPT.append(Block(card, 16 * GIB))
 
@@ -181,16 +177,16 @@ def engine():
 
 class TestEngine:
     def test_fills_the_cache_of_its_fixture(self, card, engine):
-        note("engine")
+        note("ranks", "engine", os.getpid())
         engine.append(Block(card, 2 * GIB))
 
     def test_finds_it_filled(self, card, engine):
-        note("last")
+        note("ranks", "last", os.getpid())
         assert card.allocated == 3 * GIB
 
 
 def test_at_last(card):
-    note("last")
+    note("ranks", "last", os.getpid())
     assert card.allocated == 0
 """
 
@@ -237,29 +233,25 @@ _ERRORS = """
 import os
 
 import pytest
+from tests.inner import note
 from tests.lazy_torch import torch
 
 pytestmark = pytest.mark.devices(2)
 
 
-def note(name):
-    with open("ranks", "a") as file:
-        file.write(f"{name} {os.getpid()}\\n")
-
-
 def test_begins():
-    note("begins")
+    note("ranks", "begins", os.getpid())
 
 
 def test_expects(devices):
-    note("expects")
+    note("ranks", "expects", os.getpid())
     torch.cuda.card.fail(devices[1])
     with pytest.raises(RuntimeError, match="device-side assert"):
         torch.cuda.synchronize(devices[1])
 
 
 def test_after():
-    note("new")
+    note("ranks", "new", os.getpid())
 
 
 def test_does_not_wait(devices):
@@ -297,7 +289,7 @@ def test_with_fixture(expects_in_teardown):
 
 
 def test_ends():
-    note("ends")
+    note("ranks", "ends", os.getpid())
 """
 
 

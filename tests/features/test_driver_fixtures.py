@@ -14,36 +14,34 @@ _CONFTEST = """
 import os
 
 import pytest
+from tests.inner import note
 
-
-def note(name):
-    with open("fixtures.log", "a") as file:
-        print(name, "rank" if "RANK" in os.environ else "driver", file=file)
+PROCESS = "rank" if "RANK" in os.environ else "driver"
 
 
 @pytest.fixture
 def of_function():
-    note("function")
+    note("fixtures.log", "function", PROCESS)
 
 
 @pytest.fixture(scope="class")
 def of_class():
-    note("class")
+    note("fixtures.log", "class", PROCESS)
 
 
 @pytest.fixture(scope="module")
 def of_module():
-    note("module")
+    note("fixtures.log", "module", PROCESS)
 
 
 @pytest.fixture(scope="session")
 def of_session():
-    note("session")
+    note("fixtures.log", "session", PROCESS)
 
 
 @pytest.fixture(autouse=True)
 def always(request):
-    note("always")
+    note("fixtures.log", "always", PROCESS)
 
 
 def ask(item, phase):
@@ -51,12 +49,10 @@ def ask(item, phase):
     if "RANK" in os.environ:
         return
     assert not item.funcargs
-    with open("items.log", "a") as file:
-        known = sorted(set(item.fixturenames) & {"of_function", "of_class", "of_module", "of_session", "always"})
-        mark = item.get_closest_marker("distributed").args
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        doc = (item.function.__doc__ or "").strip()
-        print(phase, item.originalname, item.location[1:], mark, params, doc, *known, sep="|", file=file)
+    known = sorted(set(item.fixturenames) & {"of_function", "of_class", "of_module", "of_session", "always"})
+    mark = item.get_closest_marker("distributed").args
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    note("items.log", phase, item.originalname, item.location[1:], mark, params, item.function.__doc__, *known)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -134,11 +130,9 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
     assert {line.split()[1] for line in ran} == {"rank"}
     lines = suite.read("items.log")
     assert len(lines) == 3 * count
-    fixtures = "always|of_class|of_function|of_module|of_session"
+    fixtures = "always of_class of_function of_module of_session"
     for phase in ("setup", "call", "teardown"):
-        assert f"{phase}|test_plain|(9, 'test_plain[1]')|(2,)|{{'number': 1}}|Says what it does.|{fixtures}" in lines, (
-            lines
-        )
+        assert f"{phase} test_plain (9, 'test_plain[1]') (2,) {{'number': 1}} Says what it does. {fixtures}" in lines
 
 
 def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(suite: Suite) -> None:
@@ -181,40 +175,35 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         import unittest
 
         import pytest
+        from tests.inner import note
 
         pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
-
-
-        def note(*words):
-            with open("ran", "a") as file:
-                print(*words, file=file)
 
 
         @pytest.fixture(autouse=True)
         def around(request):
             yield
-            note("teardown", request.node.originalname, os.getpid())
+            note("torn down", request.node.originalname, os.getpid())
 
 
         def test_setup_hook():
-            note("call", "test_setup_hook")
+            pass
 
 
         def test_call_hook():
-            note("call", "test_call_hook")
+            pass
 
 
         def test_skipping_hook():
-            note("call", "test_skipping_hook")
+            pass
 
 
         class TestCase(unittest.TestCase):
             def test_call_hook(self):
-                note("call", "test_call_hook")
+                pass
 
 
         def test_passes(rank, gather):
-            note("call", "test_passes")
             assert gather(rank) == [0, 1]
 
 
@@ -247,8 +236,6 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
     assert "\nrank 1 exited with status 3\n" in run.failure("test_dies")  # Not: in the teardown phase.
     assert "ValueError: in a hook after the setup" in run.failure("test_setup_hook")
     assert "ValueError: in a wrapper of the call" in run.failure("test_call_hook")
-    ran = [line.split() for line in suite.read("ran")]
-    assert [words[1] for words in ran].count("test_passes") == 4
-    torn_down = [words[1:] for words in ran if words[0] == "teardown"]
+    torn_down = [line.split() for line in suite.read("torn down")]
     assert len(torn_down) == 13, run.text
     assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"

@@ -97,6 +97,7 @@ _ADOPTED = """
     import os
 
     import pytest
+    from tests.inner import note
 
 
     @pytest.fixture
@@ -107,40 +108,15 @@ _ADOPTED = """
     @pytest.mark.distributed
     @pytest.mark.devices(4)
     def test_sizes(rank, world_size):
-        with open("ranks", "a") as file:
-            file.write(f"{rank} of {world_size}\\n")
+        note("ranks", rank, "of", world_size)
 
 
     @pytest.mark.distributed(num_gpus=4)
     def test_adopted(request):
         marks = [mark.kwargs for mark in request.node.iter_markers("distributed")]
         (own,) = [kwargs for kwargs in marks if "num_gpus" in kwargs]
-        with open("ranks", "a") as file:
-            file.write(f"{os.environ['RANK']} num_gpus {own['num_gpus']}\\n")
+        note("ranks", os.environ["RANK"], "num_gpus", own["num_gpus"])
     """
-
-
-def test_marks_of_the_project_can_be_handed_over(suite: Suite) -> None:
-    suite.ini("markers =\n    distributed: several ranks\n    devices: with devices\naccel_marks = own")
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        def test_in_ranks(rank, gather):
-            assert gather(rank) == [0, 1]
-
-
-        @pytest.mark.devices(4)
-        def test_devices(accel):
-            assert len(accel.ids) == 4
-        """,
-    )
-    run = suite.run("--strict-markers", "-n1")
-    run.expect({"test_in_ranks": "PASSED", "test_devices": "PASSED"})
-    assert _HEADER not in run.text
 
 
 def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Suite) -> None:
@@ -180,7 +156,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
     assert (own["test_keyword"], own["test_list"]) == ("PASSED", "PASSED")
 
 
-def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
+def test_failures_without_ranks_name_the_setting_that_hands_the_marks_over(suite: Suite) -> None:
     """A suite that is written for the plugin may list its mark: no test that needs ranks passes without them."""
     suite.ini("markers = distributed: in ranks")
     suite.write(
@@ -194,22 +170,22 @@ def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
             return f"rank {rank}"
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_fixture(name):
             pass
 
 
-        @pytest.mark.distributed([1, 2])
+        @pytest.mark.distributed([1, 2], init=False)
         def test_by_name(request):
             request.getfixturevalue("rank")
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_no_group():
             raise ValueError("Default process group has not been initialized, please make sure to call init")
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(2, init=False)
         def test_port():
             raise RuntimeError("The server socket has failed to listen ... message: address already in use")
         """,
@@ -221,6 +197,11 @@ def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
     assert run.text.count(f"{text}: `accel_marks = own` hands it over") == 3
     assert "`accel_marks = own` hands it over (test_it.py:10)" in run.failure("test_fixture")
     assert "this test has no @pytest.mark.distributed" not in run.text
+
+    run = suite.run("--strict-markers", "-o", "accel_marks=own")
+    assert run.count() == {"PASSED": 3, "FAILED": 2}
+    assert run.result("test_fixture") == "PASSED"
+    assert _HEADER not in run.text
 
 
 def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:

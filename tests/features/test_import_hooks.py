@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
 
 from tests.features.conftest import Suite
+from tests.installed_packages import InstalledPackages
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -29,9 +29,8 @@ _TEST = """
 @pytest.fixture
 def hook_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Provide a suite that can import the module `typed`, whose function has annotated parameters."""
-    site = suite.path / "site-packages"
+    InstalledPackages(suite.path / "site-packages", monkeypatch)
     suite.write("site-packages/typed.py", "def double(number: int) -> int:\n    return number * 2\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
     suite.ini("norecursedirs = site-packages")
     return suite
 

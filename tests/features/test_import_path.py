@@ -24,7 +24,6 @@ def test_a_session_imports_no_module_of_the_folder_in_which_the_command_pytest_i
     suite: BackgroundSuite,
 ) -> None:
     suite.without_torch()
-    (suite.path / "tests").mkdir()
     for name in PLANTED:
         suite.write(f"{name}.py", "raise SystemExit(open('planted', 'a').write(f'{__name__}\\n'))\n")
     suite.write("module_of_the_folder.py", "")
@@ -58,7 +57,6 @@ def test_a_session_imports_no_module_of_the_folder_in_which_the_command_pytest_i
 
 def test_ranks_import_from_the_folder_in_which_python_m_pytest_is_started(suite: BackgroundSuite) -> None:
     suite.without_torch()
-    (suite.path / "tests").mkdir()
     suite.write("module_of_the_folder.py", "import os\n\nPID = os.getpid()\n")
     suite.write(
         "tests/test_path.py",

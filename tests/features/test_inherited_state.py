@@ -1,107 +1,24 @@
-"""Tests of the state with which a rank begins: random states, and what it has of the session's process."""
+"""Tests of what a rank has of the session's process when it begins."""
 
 from __future__ import annotations
 
 from tests.features.conftest import Suite
-
-
-def test_each_rank_begins_with_random_states_of_its_own(suite: Suite) -> None:
-    suite.write(
-        "test_a.py",
-        """
-        import random
-        import secrets
-        import sys
-        import uuid
-
-        import pytest
-
-
-        def initial_seed(torch):
-            return torch.initial_seed()
-
-        def weights(torch):
-            return torch.nn.Linear(4, 4).weight.tolist()
-
-        def numpy_draw(torch):
-            numpy = sys.modules.get("numpy")
-            return secrets.token_bytes() if numpy is None else numpy.random.rand(4).tolist()
-
-        def python_draw(torch):
-            return random.random()
-
-        def token(torch):
-            return secrets.token_bytes()
-
-        def uuid1(torch):
-            return uuid.uuid1().bytes
-
-        @pytest.mark.parametrize(
-            "draw",
-            [initial_seed, weights, numpy_draw, python_draw, token, uuid1],
-        )
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_differs(draw, gather):
-            import torch
-
-            one, other = gather(draw(torch))
-            assert one != other
-        """,
-    )
-    # These tests run later in the same world, and continue the streams, as those of one process do.
-    seed = "import os\n\nif 'RANK' in os.environ:\n    import torch\n\n    torch.manual_seed(3)\n"
-    suite.write("with_seed/conftest.py", seed)
-    suite.write(
-        "with_seed/test_b.py",
-        """
-        import pytest
-
-
-        @pytest.mark.parametrize("number", range(3))
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_seeded(number, gather):
-            import torch
-
-            generator = torch.Generator().manual_seed(3)
-            drawn = [torch.rand(1, generator=generator).item() for _ in range(number + 1)]
-            assert gather(torch.rand(1).item()) == [drawn[-1]] * 2
-        """,
-    )
-    assert suite.run().count() == {"PASSED": 9}
-
 
 _FACTS = """
     import os
     import resource
     import signal
 
-
-    def umask():
-        mask = os.umask(0)
-        os.umask(mask)
-        return mask
-
-    def limits():
-        return [resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE)]
-
-    def affinity():
-        return sorted(os.sched_getaffinity(0))
-
-    def nice():
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    def policy():
-        return os.sched_getscheduler(0)
-
-    def ignored():
-        return [number for number in (1, 2, 10, 12, 15) if signal.getsignal(number) is signal.SIG_IGN]
-
-    def folder():
-        return os.getcwd()
-
-    FACTS = {"umask": umask, "limits": limits, "nice": nice, "ignored": ignored, "folder": folder}
+    FACTS = {
+        "umask": lambda: [os.umask(mask := os.umask(0)), mask][1],
+        "limits": lambda: [resource.getrlimit(one) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "nice": lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        "ignored": lambda: [one for one in (1, 2, 10, 12, 15) if signal.getsignal(one) is signal.SIG_IGN],
+        "folder": os.getcwd,
+    }
     if hasattr(os, "sched_setaffinity"):
-        FACTS |= {"affinity": affinity, "policy": policy}
+        FACTS["affinity"] = lambda: sorted(os.sched_getaffinity(0))
+        FACTS["policy"] = lambda: os.sched_getscheduler(0)
 
     def change():
         os.umask(0o027)
@@ -112,7 +29,7 @@ _FACTS = """
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if "affinity" in FACTS:
-            os.sched_setaffinity(0, affinity()[:1])
+            os.sched_setaffinity(0, FACTS["affinity"]()[:1])
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     """
 

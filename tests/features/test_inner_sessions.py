@@ -60,19 +60,17 @@ _LIMIT = """
 
 _EXCLUSIVE = """
     import os
-    import time
     from pathlib import Path
 
     import pytest
+    from tests.deadline import eventually
 
 
     @pytest.mark.devices(1)
     def test_begins_after_the_other_session_has_ended():
-        deadline = time.monotonic() + 100
         if not Path("ended").exists():
-            while not list(Path(os.environ["TMPDIR"]).glob("accel-*/w*.locks/*.wish")):  # The other session waits.
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wishes = Path(os.environ["TMPDIR"])
+            eventually("the other session to wait", lambda: list(wishes.glob("accel-*/w*.locks/*.wish")))
             Path("ended").touch()
 """
 

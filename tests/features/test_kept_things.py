@@ -1,10 +1,50 @@
-"""Tests of what a suite keeps from one test to the next: it passes in ranks, as it does under plain torchrun."""
+"""Tests of ranks from test to test: their random states, and what a suite keeps, as it does under plain torchrun."""
 
 from __future__ import annotations
 
 from tests.features.conftest import Suite
 
-_LIBRARIES = {
+_RANDOM_STATES = {
+    "test_a.py": """
+        import random
+        import secrets
+        import uuid
+
+        import pytest
+        from tests.lazy_torch import torch
+
+        DRAWS = {
+            "seed of torch": lambda: torch.initial_seed(),
+            "weights": lambda: torch.nn.Linear(4, 4).weight.tolist(),
+            "numpy": lambda: pytest.importorskip("numpy").random.rand(4).tolist(),
+            "random": random.random,
+            "secrets": secrets.token_bytes,
+            "uuid": lambda: uuid.uuid1().bytes,
+        }
+
+        @pytest.mark.parametrize("name", DRAWS)
+        @pytest.mark.distributed(2, kind="cpu")
+        def test_differs(name, gather):
+            one, other = gather(DRAWS[name]())
+            assert one != other
+    """,
+    # These tests run later in the same world, and continue the streams, as those of one process do.
+    "with_seed/conftest.py": "import os\n\nif 'RANK' in os.environ:\n    import torch\n\n    torch.manual_seed(3)\n",
+    "with_seed/test_b.py": """
+        import pytest
+
+
+        @pytest.mark.parametrize("number", range(3))
+        @pytest.mark.distributed(2, kind="cpu")
+        def test_seeded(number, gather):
+            import torch
+
+            generator = torch.Generator().manual_seed(3)
+            drawn = [torch.rand(1, generator=generator).item() for _ in range(number + 1)]
+            assert gather(torch.rand(1).item()) == [drawn[-1]] * 2
+    """,
+}
+_SUITE = {
     "parallel_state.py": """
         import subprocess
         import sys
@@ -24,8 +64,6 @@ _LIBRARIES = {
                 State.helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
             return _GROUPS["all"]
     """,
-}
-_SUITE = {
     "test_groups.py": """
         import pytest
 
@@ -154,13 +192,13 @@ _SUITE = {
 }
 
 
-def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite) -> None:
-    for name, text in {**_LIBRARIES, **_SUITE}.items():
+def test_ranks_have_random_states_of_their_own_and_what_a_suite_keeps_stays_alive(suite: Suite) -> None:
+    for name, text in (_SUITE | _RANDOM_STATES).items():
         suite.write(name, text)
 
     run = suite.run("-W", "default::pytest_accel.LeftoverWarning", "--accel-timeout", "60")
 
-    assert run.count() == {"PASSED": 9}, run.text
+    assert run.count() == {"PASSED": 18}, run.text
     # A thing that a global keeps is reported once, and one that a fixture keeps is not.
     lines = [line for line in run.text.splitlines() if "LeftoverWarning: " in line]
     assert len([line for line in lines if "process group" in line]) == 1

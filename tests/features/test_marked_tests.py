@@ -17,6 +17,7 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
         import unittest
 
         import pytest
+        from tests.inner import note
 
 
         @pytest.mark.parametrize(
@@ -50,8 +51,7 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
                 self.log("tearDown")
 
             def log(self, word):
-                with open(f"unittest.{self.rank}.log", "a") as file:
-                    print(word, self.id().rpartition(".")[2], file=file)
+                note(f"unittest.{self.rank}.log", word, self.id().rpartition(".")[2])
 
             def test_in_ranks(self):
                 self.assertEqual(self.made_in, self.rank)
@@ -109,11 +109,6 @@ import pytest
 from pytest import mark
 
 
-@mark.devices(0)
-def test_number():
-    raise AssertionError("ran")
-
-
 @mark.distributed([1, 2], at_least=2)
 class TestCase(unittest.TestCase):
     def test_sizes(self):
@@ -150,7 +145,7 @@ def test_right():
 def test_unmarked():
     pass
 """
-_WRONG = ("test_number", "TestCase.test_sizes", "test_nodes", "test_by_rule", "test_parameter[7]", "test_needs")
+_WRONG = ("TestCase.test_sizes", "test_nodes", "test_by_rule", "test_parameter[7]", "test_needs")
 
 
 def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,10 @@ import os
 import signal
 
 import pytest
+from tests.inner import note
 
 if "PYTEST_ACCEL_SESSION" not in os.environ:  # Not in ranks.
-    with open(os.environ["CARD_USERS"], "a", encoding="utf-8") as users:
-        users.write(f"{os.getpid()} {524 << 20}\\n")
+    note(os.environ["CARD_USERS"], os.getpid(), 524 << 20)
 
 pytestmark = pytest.mark.devices(1)
 
@@ -66,8 +66,7 @@ def test_passes(accel):
 
 
 def test_another_program_takes_memory():
-    with open(os.environ["CARD_USERS"], "a", encoding="utf-8") as users:
-        users.write(f"{os.environ['OTHER_PROGRAM']} {6 << 30}\\n")
+    note(os.environ["CARD_USERS"], os.environ["OTHER_PROGRAM"], 6 << 30)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

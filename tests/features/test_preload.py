@@ -12,7 +12,6 @@ from tests.installed_packages import InstalledPackages
 
 _RECORD_IMPORT = """
     import os
-    from pathlib import Path
 
     with open({name!r} + ".pids", "a") as file:
         print(os.getpid(), file=file)
@@ -20,10 +19,11 @@ _RECORD_IMPORT = """
 _HELPER = """
     import os
 
+    from tests.inner import note
+
 
     def record_rank():
-        with open("ranks.pids", "a") as file:
-            print(os.getpid(), file=file)
+        note("ranks.pids", os.getpid())
     """
 _TEST = """
     import pytest

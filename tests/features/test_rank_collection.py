@@ -15,9 +15,11 @@ def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suit
     suite.write(
         "conftest.py",
         """
+        from tests.inner import note
+
+
         def pytest_runtest_logreport(report):
-            with open("durations.log", "a") as file:
-                print(report.duration, file=file)
+            note("durations.log", report.duration)
         """,
     )
     suite.write(
@@ -107,13 +109,13 @@ def test_a_file_that_has_changed_since_its_collection_is_an_error_of_its_tests(s
         import os
 
         import pytest
+        from tests.inner import note
 
 
         @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_edits(rank):
             if rank == 0:
-                with open("test_2.py", "a") as file:
-                    file.write("''\\n")
+                note("test_2.py", "''")
                 os.utime("test_4.py", (0, 0))
         """,
     )
@@ -142,18 +144,14 @@ def test_reports_name_the_devices_that_a_rank_does_not_see(suite: Suite) -> None
         import os
 
         import pytest
+        from tests.inner import note
 
         COUNT = len(os.environ.get("SIM_VISIBLE_DEVICES", "0,1,2,3").split(","))
 
 
-        def record():
-            with open("pids.log", "a") as file:
-                print(os.getpid(), file=file)
-
-
         @pytest.mark.devices(1)
         def test_before():
-            record()
+            note("pids.log", os.getpid())
 
 
         @pytest.mark.devices(1)
@@ -164,7 +162,7 @@ def test_reports_name_the_devices_that_a_rank_does_not_see(suite: Suite) -> None
 
         @pytest.mark.devices(1)
         def test_after():
-            record()
+            note("pids.log", os.getpid())
 
 
         @pytest.mark.devices(2)

@@ -48,14 +48,15 @@ def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
+        from tests.inner import note
+
         def pytest_accel_rank_data(item, report):
             from os import environ
             return {"plain": [report.when, report.outcome, {"deep": (None, True, 1.5, b"x")}], "rank": environ["RANK"]}
 
         def pytest_accel_merge(item, report, rank_data):
-            with open("merged.log", "a") as file:
-                for rank, data in rank_data.items():
-                    print(item.name, report.when, rank, data, file=file)
+            for rank, data in rank_data.items():
+                note("merged.log", item.name, report.when, rank, data)
         """,
     )
     suite.write(

@@ -128,10 +128,9 @@ def test_workers_write_to_one_log_file_and_lose_nothing(suite: Suite) -> None:
 
 _LIVE = """
     import logging
-    import time
-    from pathlib import Path
 
     import pytest
+    from tests.inner import wait_for
 
     log = logging.getLogger("mine")
 
@@ -147,8 +146,7 @@ _LIVE = """
     def test_two(rank):
         print("captured")
         log.info("number %d\\nis it", rank)
-        while not Path("seen").exists():
-            time.sleep(0.02)
+        wait_for("seen")
 
 
     @pytest.mark.devices(1)

@@ -14,19 +14,15 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 _SCOPES = {
     "conftest.py": """
         import os
+        from functools import partial
 
         import pytest
+        from tests.inner import note
 
 
         @pytest.fixture(scope="session")
         def log():
-            path = f"rank{os.environ.get('RANK', '')}.log"
-
-            def write(text):
-                with open(path, "a") as file:
-                    print(text, file=file)
-
-            return write
+            return partial(note, f"rank{os.environ.get('RANK', '')}.log")
 
 
         @pytest.fixture(scope="session", autouse=True)
@@ -74,11 +70,11 @@ _SCOPES = {
         """,
     "pkg/__init__.py": """
         import os
+        from functools import partial
 
+        from tests.inner import note
 
-        def write(text):
-            with open(f"rank{os.environ.get('RANK', '')}.log", "a") as file:
-                print(text, file=file)
+        write = partial(note, f"rank{os.environ.get('RANK', '')}.log")
 
 
         def setup_module():
@@ -227,11 +223,11 @@ def test_an_idle_world_keeps_its_fixtures_while_another_runs_and_tears_them_down
         import os
 
         import pytest
+        from tests.inner import note
 
 
         def log(text):
-            with open(f"world{os.environ['WORLD_SIZE']}.{os.environ['RANK']}.log", "a") as file:
-                print(text, file=file)
+            note(f"world{os.environ['WORLD_SIZE']}.{os.environ['RANK']}.log", text)
 
 
         @pytest.fixture(scope="module")
@@ -353,51 +349,6 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
     assert re.search(rf"^rank 1 {message}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
     assert re.search(rf"^rank 2 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
     assert f"rank 0 {message}" not in run.text  # It has not waited for rank 1 longer than it should.
-
-
-@pytest.mark.long
-def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
-    suite.write(
-        "test_builtin.py",
-        """
-        from pathlib import Path
-
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
-
-
-        def test_tmp_path(tmp_path, gather):
-            (tmp_path / "mine").write_text("x")
-            paths = gather(tmp_path)
-            assert len(set(paths)) == 2
-            assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-        @pytest.mark.parametrize("number", range(2))
-        def test_shared_tmp_path_is_new_for_each_test(number, shared_tmp_path, rank, gather):
-            found = list(shared_tmp_path.iterdir())
-            assert (len(set(gather(shared_tmp_path))), found) == (1, [])
-            (shared_tmp_path / str(rank)).touch()
-            gather(None)
-            assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
-
-
-        def test_request(request, rank, pytestconfig):
-            assert request.node.nodeid == "test_builtin.py::test_request"
-            assert request.node.get_closest_marker("distributed").args == (2,)
-            assert pytestconfig.rootpath == Path.cwd()
-            assert pytestconfig.getoption("verbose") >= 0
-
-
-        def test_stdin_is_empty():
-            with pytest.raises((OSError, EOFError)):
-                input()
-
-        """,
-    )
-    run = suite.run()
-    assert run.count() == {"PASSED": 5}
 
 
 def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ _SCOPES = """
 
     import psutil
     import pytest
+    from tests.inner import note
 
 
     @pytest.fixture(scope="session")
@@ -200,8 +201,7 @@ _SCOPES = """
         first = gather(os.getpid())[0]
         if rank == 0:
             world_store.set("token", f"of {first}")
-            with open("begun", "a") as file:
-                print(first, file=file)
+            note("begun", first)
         yield world_store.get("token").decode()
         assert gather(os.getpid())[0] == first
         if rank == 1:
@@ -210,8 +210,7 @@ _SCOPES = """
             while psutil.pid_exists(first) and time.monotonic() < until:
                 time.sleep(0.01)
             assert world_store.get("token")
-            with open("ended", "a") as file:
-                print(first, file=file)
+            note("ended", first)
 
 
     @pytest.fixture(scope="module")
@@ -220,8 +219,7 @@ _SCOPES = """
         yield gather(started)[0]
         assert gather(rank) == [0, 1]
         if rank == 0:
-            with open("services", "a") as file:
-                print(started, file=file)
+            note("services", started)
 """
 _TEST_SCOPES = """
     import pytest

@@ -124,10 +124,6 @@ _OUTCOMES = """
             os._exit(0)
 
 
-    def test_imperative_xfail():
-        pytest.xfail("said in the test")
-
-
     def test_dynamic_xfail(request):
         request.node.add_marker(pytest.mark.xfail(reason="added in the test"))
         raise AssertionError
@@ -178,7 +174,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "xfail_not_run": "XFAIL",
         "xfail_setup": "XFAIL",
         "xfail_one_dies": "XFAIL",
-        "imperative_xfail": "XFAIL",
         "dynamic_xfail": "XFAIL",
         "dynamic_xfail_raises": "FAILED",
         "dynamic_strict_xpass": "FAILED",
@@ -236,8 +231,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "ERROR test_outcomes.py::test_setup_error - rank 1: RuntimeError: no setup on rank 1",
         "XFAIL test_outcomes.py::test_xfail - known",
         "test_outcomes.py::test_xfail_not_run - [NOTRUN] would harm",
-        "test_outcomes.py::test_imperative_xfail - ",
-        "said in the test",
         "XFAIL test_outcomes.py::test_dynamic_xfail - added in the test",
         "XPASS test_outcomes.py::test_xpass",
         "PASSED test_outcomes.py::test_passes",

@@ -25,13 +25,16 @@ _TESTS = """
 
     @alone
     @pytest.mark.parametrize("number", [1, 2])
-    def test_ranks(number, rank, world_size, gather, free_port, shared_tmp_path):
+    def test_ranks(number, rank, world_size, gather, free_port, tmp_path, shared_tmp_path):
         assert gather(bytes([rank]) * (5 << 20)) == [bytes([rank]) * (5 << 20) for rank in range(world_size)]
         assert gather(free_port) == [free_port] * 2
         (shared_tmp_path / str(rank)).touch()
         assert gather(rank + number) == [number, number + 1]
         assert len(list(shared_tmp_path.iterdir())) == 2
+        assert len(set(gather(tmp_path))) == 2
         assert "torch" not in sys.modules
+        with pytest.raises((OSError, EOFError)):
+            input()
 
 
     @alone

@@ -409,15 +409,6 @@ async def test_a_session_does_not_starve_beside_one_that_always_waits(folder: Pa
 
 
 @in_loop
-async def test_a_lost_lock_is_an_error_of_the_session(folder: Path) -> None:
-    with contextlib.closing(session()) as one:
-        at_once(one, devices(2))
-        lock_path(folder, "sim-1").unlink()
-        with pytest.raises(LockFolderError, match="the lock of sim-1 was lost, since its lock file was deleted"):
-            await one.run()
-
-
-@in_loop
 async def test_an_unusable_lock_folder_fails_the_request(folder: Path) -> None:
     one = session()
     async with running(one):

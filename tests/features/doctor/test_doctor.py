@@ -6,14 +6,15 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-from pytest_accel.core import launcher_env
+import pytest
+
 from pytest_accel.features.doctor.checks import _nvidia_cards
 from pytest_accel.leases.shared_folder import VARIABLE
+from tests.features.doctor.conftest import run
+from tests.installed_packages import InstalledPackages
 
-ROOT = Path(__file__).resolve().parents[3]
 CHECKS = ["devices", "torch", "masks", "locks", "launcher"]
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "0",
@@ -23,24 +24,6 @@ MPIRUN = {
 }
 """The variables of process 0 of two, each on a machine of its own."""
 Findings = dict[str, list[tuple[str, str, str]]]
-
-
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the doctor without the inherited masks and variables of launchers."""
-    hidden = launcher_env.variables_here(os.environ)
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.endswith("_VISIBLE_DEVICES") and name not in hidden
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_accel", "doctor", *arguments],
-        cwd=ROOT,
-        env={**inherited, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def findings_of(done: subprocess.CompletedProcess[str]) -> Findings:
@@ -56,7 +39,7 @@ def findings_of(done: subprocess.CompletedProcess[str]) -> Findings:
 
 
 def test_the_command_finds_no_problem_on_this_machine_with_simulated_devices() -> None:
-    done = run("--accel", "sim:4")
+    done = run("doctor", "--accel", "sim:4")
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())  # Lines are wrapped, where depends on the length of paths.
     assert "ok devices the session has sim: 4 x sim ok" in text
@@ -67,19 +50,17 @@ def test_the_command_finds_no_problem_on_this_machine_with_simulated_devices() -
     assert done.stderr == ""
 
 
-def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
+def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "locks").write_text("in the way")
-    published = {"broken": "toy = nothing_there:make", "one": "twin = os:getcwd", "other": "twin = os:getcwd"}
-    for package, points in published.items():
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{points}\n")
+    packages = InstalledPackages(tmp_path / "packages", monkeypatch)
+    packages.install_vendor("broken", "toy = nothing_there:make")
+    packages.install_vendor("one", "twin = os:getcwd")
+    packages.install_vendor("other", "twin = os:getcwd")
     done = run(
+        "doctor",
         "--json",
         "--accel=sim:2",
         PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks"),
-        PYTHONPATH=str(tmp_path),
         SIM_VISIBLE_DEVICES="7",
         **MPIRUN,
     )
@@ -101,7 +82,7 @@ def test_variables_that_show_no_launcher_are_named() -> None:
         "pass on all variables": {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
     }
     for text, variables in cases.items():
-        done = run("--json", "--accel", "none", **variables)
+        done = run("doctor", "--json", "--accel", "none", **variables)
         ((state, what, advice),) = findings_of(done)["launcher"]
         assert text in f"{what} {advice}"
         assert state == "note"

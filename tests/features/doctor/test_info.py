@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import pytest
 
 from pytest_accel.features.doctor.hooks import look, table
 from pytest_accel.hardware.inventory import Machine, parse_kind
+from tests.features.doctor.conftest import ROOT, run
 from tests.session_server import WITHOUT_TORCH
 
-ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
 from pathlib import Path
@@ -48,25 +48,9 @@ pci = "0000:03:00.0"
 """
 
 
-def run(
-    *arguments: str, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m pytest_accel`` without the inherited masks."""
-    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_accel", *arguments],
-        cwd=cwd,
-        # Without torch, the doctor's checks take half as long.
-        env={**inherited, "PYTHONPATH": os.pathsep.join([WITHOUT_TORCH, str(ROOT)]), **(environ or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def read_json(*arguments: str, **environ: str) -> dict[str, Any]:
     """Return the document that the command prints with ``--json``."""
-    done = run("--json", *arguments, environ=environ)
+    done = run("--json", *arguments, **environ)
     assert (done.returncode, done.stderr) == (0, "")
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -91,7 +75,8 @@ def holder(folder: Path) -> Iterator[int]:
 
 def test_the_table_has_the_facts_of_each_device(tmp_path: Path) -> None:
     (tmp_path / "machine.toml").write_text(TOPOLOGY)
-    done = run("info", "--accel", "sim:machine.toml", cwd=tmp_path)
+    machine = f"--accel=sim:{tmp_path / 'machine.toml'}"
+    done = run("info", machine)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [re.split(r"  +", line) for line in done.stdout.splitlines()]
     assert lines[0] == ["accel: sim, 3 devices: Big (80 GiB), 2 x Small, order fastest"]
@@ -102,7 +87,7 @@ def test_the_table_has_the_facts_of_each_device(tmp_path: Path) -> None:
     assert lines[3] == ["1", "cpu", "sim-1", "sim", "Small", "-", "-", "-", "0000:01:00.0", "-", "nvlink: 0", "-", "-"]
     assert lines[4][10] == "pcie: 0"
     assert lines[5:] == [["mask of a process that sees all of them: SIM_VISIBLE_DEVICES=sim-0,sim-1,sim-2"]]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--accel-info", "--accel", "sim:machine.toml"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--accel-info", machine]
     shown = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
@@ -127,7 +112,7 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     keys = re.findall(r"^\| `(\w+)` \|", info, re.MULTILINE)
     document = read_json("--accel", "cpu:1")
     assert keys == [*document, *document["devices"][0]]
-    document = json.loads(run("doctor", "--json", "--accel", "cpu:1").stdout)
+    document = json.loads(run("doctor", "--json", "--accel", "cpu:1", PYTHONPATH=WITHOUT_TORCH).stdout)
     keys = re.findall(r"^\| `(\w+)` \|", doctor, re.MULTILINE)
     assert keys[: len(document) + 4] == [*document, *document["findings"][0]]
     assert keys[len(document) + 4 :] == list(dict.fromkeys(one["check"] for one in document["findings"]))
@@ -146,9 +131,9 @@ def test_the_commands_do_not_change_the_lock_folder(folder: Path, holder: int) -
     def state() -> dict[str, tuple[bytes, int]]:
         return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
-    before = state()
+    before, variables = state(), {"PYTEST_ACCEL_LOCK_DIR": str(folder), "PYTHONPATH": WITHOUT_TORCH}
     for command in ("info", "doctor"):
-        assert run(command, "--accel", "sim:2,shared", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)}).returncode == 0
+        assert run(command, "--accel", "sim:2,shared", **variables).returncode == 0
     assert state() == before != {}
 
 
@@ -171,7 +156,7 @@ def test_an_unusable_lock_folder_is_reported(folder: Path) -> None:
 )
 def test_invalid_settings_are_usage_errors(arguments: str, text: str) -> None:
     name, _, value = arguments.partition("=")
-    done = run(environ={name: value}) if value else run(*arguments.split())
+    done = run(**{name: value}) if value else run(*arguments.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pytest_accel import LaunchError, LaunchTimeout
 from pytest_accel.features.launch.hooks import Launch
+from tests.background_suite import living_processes
 from tests.deadline import scaled
 
 Script = Callable[[str], Path]
@@ -65,18 +64,6 @@ def marker(monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def living_processes(name: str) -> list[psutil.Process]:
-    """Return all living processes that have the environment variable `name`."""
-
-    def find() -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if name in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process
-
-    return list(find())
-
-
 def test_an_exit_status_is_reported_with_the_output(launch: Launch, script: Script) -> None:
     path = script("print('to stdout'); raise SystemExit('why it failed')")
     with pytest.raises(LaunchError) as caught:
@@ -118,7 +105,7 @@ def test_a_dead_rank_is_reported(
     shown = capsys.readouterr()
     assert re.search(r"^\[rank \d\] rank \d is here$", shown.out, re.MULTILINE)
     assert re.search(rf"^\[rank {1 if launcher == 'torchrun' else '.'}\] the last words$", shown.err, re.MULTILINE)
-    assert living_processes(marker) == []
+    assert living_processes(marker, "1") == []
 
 
 @pytest.mark.long(except_for="python")
@@ -128,7 +115,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
     path = script(HANG)
     with pytest.raises(LaunchTimeout) as caught:
         launch(path, launcher=launcher, nproc=nproc, timeout=scaled(2 if launcher == "python" else 10))
-    assert living_processes(marker) == []
+    assert living_processes(marker, "1") == []
     assert str(caught.value).count(f'File "{path}", line 6 in wait_for_ever') == (nproc or 1)
     assert [out.strip() for out in caught.value.result.rank_stdout.values()] == [
         f"rank {rank} waits" for rank in range(nproc or 1)
@@ -139,7 +126,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
 def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Script, marker: str) -> None:
     result = launch(script(DETACHED_PROCESSES), launcher="python", timeout=60)
     assert result.stdout == "all are there\n"
-    assert living_processes(marker) == []
+    assert living_processes(marker, "1") == []
 
 
 @pytest.mark.parametrize(

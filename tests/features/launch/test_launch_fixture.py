@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,8 @@ import psutil
 import pytest
 
 from tests.deadline import eventually, scaled
+from tests.features.conftest import Suite
 
-_TIMEOUT = 60.0
-"""Seconds after which a session counts as hung."""
 TRAINER = """
 import json, os
 print(json.dumps(dict(os.environ)), flush=True)
@@ -27,25 +27,11 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
-    """Provide a function that runs a pytest session with no other plugin than this one."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    pytester.path.joinpath("trainer.py").write_text(TRAINER)
-
-    def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "accel", "-v", "-rs", *arguments, timeout=scaled(_TIMEOUT))
-
-    return run
-
-
 @pytest.mark.long
-def test_one_process_for_each_leased_device(
-    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(
+def test_one_process_for_each_leased_device(suite: Suite) -> None:
+    suite.write("trainer.py", TRAINER)
+    suite.write(
+        "test_it.py",
         """
         import json
         import os
@@ -89,23 +75,18 @@ def test_one_process_for_each_leased_device(
         @pytest.mark.distributed(2)
         def test_two_ranks(launch):
             raise AssertionError("never run")
-        """
+        """,
     )
-    result = session("--accel", "sim:4")
-    result.assert_outcomes(passed=4, errors=1)
-    result.stdout.fnmatch_lines(
-        ["*starts ranks itself, and @pytest.mark.distributed(2) would have 2 copies of the scr*"]
-    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 4, "ERROR": 1}
+    assert "starts ranks itself, and @pytest.mark.distributed(2) would have 2 copies of the scr" in run.text
 
 
 @pytest.mark.long
-def test_scripts_on_cpu_slots_run_on_the_slots_cores(
-    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
-) -> None:
-    pytester.path.joinpath("cores.py").write_text(
-        "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
-    )
-    pytester.makepyfile(
+def test_scripts_on_cpu_slots_run_on_the_slots_cores(suite: Suite) -> None:
+    suite.write("cores.py", "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])")
+    suite.write(
+        "test_it.py",
         """
         import pytest
 
@@ -125,17 +106,17 @@ def test_scripts_on_cpu_slots_run_on_the_slots_cores(
         @pytest.mark.distributed(1, kind="cpu", env={"OMP_NUM_THREADS": "78"})
         def test_threads_of_the_mark(launch):
             assert launch("cores.py", launcher="python").stdout.split()[-1] == "78"
-        """
+        """,
     )
-    session("--accel", "cpu:2").assert_outcomes(passed=3)
+    assert suite.run("--accel", "cpu:2").count() == {"PASSED": 3}
 
 
 @pytest.mark.long
-def test_a_launcher_that_is_not_there(
-    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(pytester.path))
-    pytester.makepyfile(
+def test_a_launcher_that_is_not_there(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(suite.path))
+    suite.write("trainer.py", TRAINER)
+    suite.write(
+        "test_it.py",
         """
         import pytest
 
@@ -154,19 +135,13 @@ def test_a_launcher_that_is_not_there(
         @pytest.mark.distributed(2, launcher="mpirun", kind="cpu")
         def test_mark():
             pass
-        """
+        """,
     )
-    result = session("--accel", "sim:1")
-    result.assert_outcomes(passed=1, skipped=4)
-    result.stdout.fnmatch_lines(
-        [
-            "SKIPPED * test_*_is_not_there.py:*: launcher 'srun': there is no srun beside Python or on PATH",
-            "SKIPPED * launcher 'mpirun': there is no mpirun beside Python or on PATH",
-            "SKIPPED * launcher 'mpirun': there is no mpirun beside Python or on PATH",
-        ],
-        consecutive=False,
-    )
-    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=3, errors=1)
+    run = suite.run("--accel", "sim:1", "-rs")
+    assert run.count() == {"PASSED": 1, "SKIPPED": 4}
+    skipped = re.findall(r"^SKIPPED \[\d\] test_it.py:\d+: launcher '(\w+)': there is no (\w+) beside", run.text, re.M)
+    assert Counter(skipped) == {("srun", "srun"): 2, ("mpirun", "mpirun"): 2}
+    assert suite.run("--accel", "sim:1", "--accel-strict").count() == {"PASSED": 1, "FAILED": 3, "ERROR": 1}
 
 
 def read_pid(file: Path) -> int:
@@ -180,23 +155,21 @@ def read_pid(file: Path) -> int:
     [("@pytest.mark.devices(2)", signal.SIGKILL), ("", signal.SIGINT)],
     ids=["kill-marked", "interrupt"],
 )
-def test_a_test_process_that_ends_leaves_no_launched_process(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, number: signal.Signals
-) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.path.joinpath("trainer.py").write_text(WAITS)
-    path = pytester.makepyfile(
+def test_a_test_process_that_ends_leaves_no_launched_process(suite: Suite, mark: str, number: signal.Signals) -> None:
+    suite.write("trainer.py", WAITS)
+    path = suite.write(
+        "test_it.py",
         f"import os\nimport pathlib\nimport pytest\n\n{mark}\ndef test_it(launch):\n"
         "    here = pathlib.Path(__file__).parent\n"
         "    (here / 'tester').write_text(str(os.getpid()))\n"
-        "    launch('trainer.py', here, nproc=2)\n"
+        "    launch('trainer.py', here, nproc=2)\n",
     )
     command = [sys.executable, "-m", "pytest", "-p", "accel", "--accel", "sim:2", str(path)]
-    with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
-        files = [pytester.path / name for name in ("tester", "rank-0", "rank-1")]
+    with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True) as process:
+        files = [suite.path / name for name in ("tester", "rank-0", "rank-1")]
         tester, *trainers = [psutil.Process(eventually(str(file), partial(read_pid, file))) for file in files]
         tester.send_signal(number)
-        _, alive = psutil.wait_procs(trainers, timeout=scaled(_TIMEOUT))
+        _, alive = psutil.wait_procs(trainers, timeout=scaled(60))
         assert alive == []
         assert process.stdout is not None
         output = process.stdout.read()

@@ -1,4 +1,4 @@
-"""Tests of the order in which xdist's workers run tests. The tests log this order."""
+"""Tests of the order of tests on xdist's workers, and in a session without xdist. The tests note this order."""
 
 from __future__ import annotations
 
@@ -14,64 +14,44 @@ from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
-_LOG = """
-    import os
-
-
-    def note(name):
-        with open("order", "a") as file:
-            file.write(f"{name} {os.environ.get('PYTEST_XDIST_WORKER')}\\n")
-    """
 _MIXED = """
     import pytest
-    from log import note
+    from tests.inner import note
 
 
     @pytest.mark.parametrize("number", range(4))
     def test_plain(number):
-        note("plain")
+        note("order", "plain")
 
 
     @pytest.mark.parametrize("number", range(4))
     @pytest.mark.devices(1)
     def test_one(number):
-        note("one")
+        note("order", "one")
 
 
     @pytest.mark.parametrize("number", range(3))
     @pytest.mark.devices(2)
     def test_two(number):
-        note("two")
+        note("order", "two")
 
 
     @pytest.mark.devices(4)
     def test_four():
-        note("four")
+        note("order", "four")
 
 
     @pytest.mark.devices(99)
     def test_missing():
-        note("missing")
+        note("order", "missing")
     """
 
 
-def _write_suite(suite: Suite, text: str) -> None:
-    """Write a suite with one test file, `text`, and the module ``log`` by which its tests log their names."""
-    suite.write("log.py", _LOG)
-    suite.write("test_suite.py", text)
-    suite.ini("pythonpath = .")
-
-
-def _logged_names(suite: Suite) -> list[str]:
-    """Return the names that tests have logged, in their order."""
-    return [line.split()[0] for line in suite.read("order")]
-
-
 def test_tests_with_many_devices_run_first(suite: Suite) -> None:
-    _write_suite(suite, _MIXED)
+    suite.write("test_suite.py", _MIXED)
     run = suite.run("-n3")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
-    order = _logged_names(suite)
+    order = suite.read("order")
     assert Counter(order) == {"plain": 4, "one": 4, "two": 3, "four": 1}
     with_devices = [name for name in order if name not in ("plain", "one")]
     assert with_devices == ["four", "two", "two", "two"]
@@ -81,23 +61,23 @@ def test_tests_with_many_devices_run_first(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_scheduling_can_be_switched_off(suite: Suite) -> None:
-    _write_suite(suite, _MIXED)
+    suite.write("test_suite.py", _MIXED)
     assert "scheduling tests via LoadScheduling" in suite.run("-n1", "-o", "accel_schedule=off").text
 
 
 def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
-    _write_suite(
-        suite,
+    suite.write(
+        "test_suite.py",
         """
         import os
 
         import pytest
-        from log import note
+        from tests.inner import note
 
 
         @pytest.mark.parametrize("number", range(6))
         def test_plain(number):
-            note(f"plain{number}")
+            note("order", f"plain{number}")
             if number == 3:
                 os._exit(1)
 
@@ -105,13 +85,13 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
         @pytest.mark.parametrize("number", range(4))
         @pytest.mark.devices(2)
         def test_two(number):
-            note(f"two{number}")
+            note("order", f"two{number}")
         """,
     )
     run = suite.run("-n2", "-rf")
     assert re.search(r"worker 'gw\d' crashed while running 'test_suite.py::test_plain\[3\]'", run.text)
     assert "1 failed, 9 passed" in run.text
-    assert set(Counter(_logged_names(suite)).values()) == {1}
+    assert set(Counter(suite.read("order")).values()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -126,19 +106,17 @@ def test_a_worker_and_its_ranks_keep_the_fixtures_of_the_module_with_which_the_w
     suite: Suite, options: tuple[str, ...], most: int
 ) -> None:
     """An error of a teardown that was put off is not lost, either."""
-    suite.write("log.py", _LOG)
-    suite.ini("pythonpath = .")
     for name in ("a", "b", "c"):
         suite.write(
             f"test_{name}.py",
             """
             import pytest
-            from log import note
+            from tests.inner import note
 
 
             @pytest.fixture(scope="module")
             def module():
-                note("begin")
+                note("order", "begin")
                 yield
                 assert __name__ != "test_c", "in teardown"
 
@@ -189,17 +167,17 @@ def test_tests_of_equal_needs_share_worlds(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
-    _write_suite(
-        suite,
+    suite.write(
+        "test_suite.py",
         """
         import pytest
-        from log import note
+        from tests.inner import note
 
 
         @pytest.mark.parametrize("number", range(6))
         @pytest.mark.devices(4)
         def test_all(number):
-            note(number)
+            note("order", number)
 
 
         def test_plain():
@@ -222,5 +200,15 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
     path.write_text(json.dumps(found))
     (suite.path / "order").unlink()
     suite.run("-n2")
-    assert _logged_names(suite) == ["5", "4", "3", "2", "1", "0"]
+    assert suite.read("order") == ["5", "4", "3", "2", "1", "0"]
     assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]) == 2
+
+
+def test_tests_of_one_world_run_one_after_the_other_without_xdist(suite: Suite) -> None:
+    suite.write("test_a.py", _MIXED)
+    suite.write("test_b.py", _MIXED)
+    run = suite.run("-o", "accel_schedule=always")
+    assert run.count() == {"PASSED": 24, "SKIPPED": 2}
+    assert suite.read("order") == [*["plain"] * 8, *["one"] * 8, *["two"] * 6, *["four"] * 2]
+    places = [name.partition("::")[0] for name in run.results if "plain" in name or "missing" in name]
+    assert places == ["test_a.py"] * 5 + ["test_b.py"] * 5

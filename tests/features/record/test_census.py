@@ -103,8 +103,6 @@ def test_a_session_whose_tests_are_partly_unknown_is_not_complete(suite: Suite) 
 
 
 Compare = Callable[..., tuple[int, str]]
-
-
 Tests = Mapping[str, tuple[str, str]]
 """The outcome of each test, which may be "missing", "deselected" or "not run", and its reason."""
 

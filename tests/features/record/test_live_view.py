@@ -4,62 +4,44 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.background_suite import BackgroundSession, BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite, suite
 from tests.deadline import TIMEOUT, Deadline
 from tests.torch_release import RECORDS_COLLECTIVES
 
-_WAIT = """
+__all__ = ["suite"]
+
+_RANKS = """
 import time
 from pathlib import Path
 
 import pytest
-
-@pytest.fixture(scope="session")
-def wait_for():
-    def wait(name):
-        Path(f"at-{name}").write_text("x\\n")
-        while not Path(name).exists():
-            time.sleep(0.02)
-
-    return wait
-"""
-_RANKS = """
-import pytest
+from tests.inner import note
 
 @pytest.mark.distributed(2)
-def test_ranks(rank, wait_for):
+def test_ranks(rank):
     import torch.distributed as dist
 
     dist.barrier()
     if rank == 1:
-        wait_for("ranks")
+        note("at-ranks", "here")
+        while not Path("ranks").exists():
+            time.sleep(0.02)
     dist.barrier()
 """
 _OTHERS = """
 import pytest
+from tests.inner import note, wait_for
 
-def test_plain(wait_for): wait_for("plain")
+def test_plain():
+    note("at-plain", "here")
+    wait_for("plain")
 
 @pytest.mark.devices(3)
-def test_three(wait_for): wait_for("three")
+def test_three():
+    note("at-three", "here")
+    wait_for("three")
 """
-
-
-@pytest.fixture
-def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Provide a suite with the fixture `wait_for`, which waits for a file; check that no process is left at the end."""
-    made = BackgroundSuite(tmp_path, tmp_path_factory.mktemp("s"))
-    made.write("conftest.py", _WAIT)
-    try:
-        yield made
-        made.expect_nothing_left()
-    finally:
-        made.kill_sessions()
 
 
 def touch(suite: BackgroundSuite, *names: str) -> None:
@@ -90,7 +72,7 @@ def test_a_signal_shows_running_and_waiting_tests_and_the_places_of_ranks(suite:
     suite.read("at-ranks")
     suite.read("at-plain")
     stuck = r".*rank 1 has not reached barrier #2 \(last collective: barrier #1\)" if RECORDS_COLLECTIVES else ""
-    ranks = rf"  test_a\.py::test_ranks \(gw\d, \d+ s, \w+\): .*\brank 1 at conftest\.py:\d+ in wait;{stuck}.*"
+    ranks = rf"  test_a\.py::test_ranks \(gw\d, \d+ s, \w+\): .*\brank 1 at test_a\.py:\d+ in test_ranks;{stuck}.*"
     plain = r"  test_b\.py::test_plain \(gw\d, \d+ s, call\)"
     expect_report(session, "accel: 2 running, 0 waiting, 2 of 4 devices in use", ranks, plain)
     touch(suite, "plain")

@@ -15,12 +15,12 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
         """
         import os
         import sys
-        import time
         import unittest
         from pathlib import Path
 
         import psutil
         import pytest
+        from tests.deadline import eventually
 
         from pytest_accel.leases.locks import who_holds
 
@@ -44,10 +44,8 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
 
         def test_none(accel_resources):
             assert accel_resources == {}
-            limit = time.monotonic() + 60
-            while locked():  # The controller frees what the test before had when it hears that it has ended.
-                assert time.monotonic() < limit, locked()
-                time.sleep(0.01)
+            # The controller frees what the test before had when it hears that it has ended.
+            eventually("all locks to be released", lambda: not locked())
 
 
         @needs({"port-9000": 1})

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
-from tests.background_suite import BackgroundSession, BackgroundSuite, suite
-from tests.deadline import eventually
+from tests.background_suite import BackgroundSuite, suite
 
 __all__ = ["suite"]
 
 _CONFTEST = """
 import os
-import time
 from contextlib import contextmanager
-from pathlib import Path
-
-import pytest
 
 from pytest_accel.pool import pool
 
 pool.WAITING_SHOWN_AFTER = 0.0
 pool._TICK_INTERVAL = 0.1
-
-
-def wait_for(name):
-    deadline = time.monotonic() + 100
-    while not Path(name).exists():
-        assert time.monotonic() < deadline, name
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -49,21 +36,10 @@ def prepare(suite: BackgroundSuite, files: dict[str, str], resources: str = "lic
         suite.write(name, text)
 
 
-def wait_for_line(path: Path, text: str) -> None:
-    """Wait until the output of a session has `text`."""
-    eventually(text, lambda: text in path.read_text())
-
-
-def exit_status(session: BackgroundSession) -> int:
-    """Wait until a session has ended, whose output goes to a file."""
-    eventually("the session to end", lambda: session.process.poll() is not None)
-    return int(session.process.returncode)
-
-
 _ALONE = """
     import pytest
-
-    from conftest import alone, wait_for
+    from conftest import alone
+    from tests.inner import wait_for
 
 
     @pytest.mark.needs("license")
@@ -95,15 +71,14 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
             "test_alone.py": _ALONE,
             "test_holding.py": """
                 import pytest
-
-                from conftest import alone, wait_for
+                from conftest import alone
+                from tests.inner import note, wait_for
 
 
                 @pytest.mark.needs("license")
                 def test_hold():
                     with alone("license.held"):
-                        with open("holding", "w") as file:
-                            file.write("x\\n")
+                        note("holding", "license")
                         wait_for("go")
                 """,
         },
@@ -114,17 +89,15 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
     limited = suite.run("test_alone.py", "-k", "test_alone and 0", "--accel-wait=0.1")
     limited.expect({"test_alone[0]": "ERROR"})
     assert "no devices came free within 0.1 s (--accel-wait)\nlicense-0 is held by pid " in limited.text
-    sessions, outputs = [], [suite.path / f"output-{number}" for number in range(2)]
-    for output in outputs:
-        with output.open("w") as file:
-            sessions.append(suite.start("test_alone.py", terminal=file.fileno()))
-    for output in outputs:
-        wait_for_line(output, "waits for 1 license: license-0 is held by pid ")
+    sessions = [suite.start("test_alone.py") for _ in range(2)]
+    for session in sessions:
+        session.wait_for_line("waits for 1 license: license-0 is held by pid ")
     sessions[1].process.send_signal(signal.SIGINT)
-    assert exit_status(sessions[1]) == pytest.ExitCode.INTERRUPTED
+    assert sessions[1].finish().ret == pytest.ExitCode.INTERRUPTED
     (suite.path / "go").touch()
     holder.finish().expect({"test_hold": "PASSED"})
-    assert exit_status(sessions[0]) == pytest.ExitCode.OK, outputs[0].read_text()
+    run = sessions[0].finish()
+    assert run.ret == pytest.ExitCode.OK, run.text
 
 
 def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: BackgroundSuite) -> None:
@@ -157,14 +130,12 @@ def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: Bac
                 """,
             "test_holding.py": """
                 import pytest
-
-                from conftest import wait_for
+                from tests.inner import note, wait_for
 
 
                 @pytest.mark.needs("b")
                 def test_hold():
-                    with open("holding", "w") as file:
-                        file.write("x\\n")
+                    note("holding", "b")
                     wait_for("go")
                 """,
         },
@@ -173,18 +144,15 @@ def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: Bac
     )
     holder = suite.start("test_holding.py")
     suite.read("holding")
-    outputs = [suite.path / f"output-{number}" for number in range(2)]
     sessions = []
-    for output, name, line in zip(
-        outputs,
-        ("test_both.py", "test_kept.py"),
-        ("test_both waits for 1 b: b-0 is held", "test_second waits for 1 a: a-0 is held"),
-        strict=True,
+    for name, line in (
+        ("test_both.py", "test_both waits for 1 b: b-0 is held"),
+        ("test_kept.py", "test_second waits for 1 a: a-0 is held"),
     ):
-        with output.open("w") as file:
-            sessions.append(suite.start(name, terminal=file.fileno()))
-        wait_for_line(output, line)
+        sessions.append(suite.start(name))
+        sessions[-1].wait_for_line(line)
     (suite.path / "go").touch()
     holder.finish().expect({"test_hold": "PASSED"})
-    for session, output in zip(sessions, outputs, strict=True):
-        assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
+    for session in sessions:
+        run = session.finish()
+        assert run.ret == pytest.ExitCode.OK, run.text

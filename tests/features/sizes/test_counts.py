@@ -15,12 +15,12 @@ _TESTS = """
     import os
 
     import pytest
+    from tests import inner
 
 
     def note(name, number):
         if os.environ.get("RANK", "0") == "0":
-            with open("numbers.log", "a") as file:
-                print(name, number, file=file)
+            inner.note("numbers.log", name, number)
 
 
     @pytest.mark.devices("all")

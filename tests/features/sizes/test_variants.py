@@ -10,6 +10,8 @@ import pytest
 from pytest_accel.features.record.census import read_job
 from tests.features.conftest import Suite
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "marks.md"
 
 
@@ -18,12 +20,12 @@ _NOTE = """
     import unittest
 
     import pytest
+    from tests import inner
 
 
     def note(*words):
         if os.environ["RANK"] == "0":
-            with open("ran.log", "a") as file:
-                print(os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[1].split(" ")[0], *words, file=file)
+            inner.note("ran.log", os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[1].split(" ")[0], *words)
 """
 _CASES = f"""{_NOTE}
 
@@ -82,7 +84,6 @@ _CASE_IDS = [
 
 
 def test_lists_make_tests_of_methods_and_parameters(suite: Suite) -> None:
-    suite.without_torch()
     suite.write("test_it.py", _CASES)
     run = suite.run("--accel", "none", "-n1")
     assert run.count() == {"PASSED": len(_CASE_IDS) + 1}, run.text
@@ -90,7 +91,6 @@ def test_lists_make_tests_of_methods_and_parameters(suite: Suite) -> None:
 
 
 def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
-    suite.without_torch()
     suite.write("test_it.py", _CASES)
 
     def collected(*options: str) -> list[str]:
@@ -110,7 +110,6 @@ def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
 
 
 def test_the_reference_shows_the_ids(suite: Suite) -> None:
-    suite.without_torch()
     section = REFERENCE.read_text(encoding="utf-8").partition("### Lists of world sizes and backends")[2]
     code, ids = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
     suite.write("test_it.py", code)
@@ -141,7 +140,6 @@ _HOOKS = """
 
 
 def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
-    suite.without_torch()
     suite.write("conftest.py", _HOOKS)
     suite.write(
         "test_it.py",
@@ -208,43 +206,8 @@ def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: S
             note(len(shared))
     """,
     )
-    suite.without_torch()
     assert suite.run("--accel", "sim:2").count() == {"PASSED": 2}
     ids = [f"TestClass::test_it[world_size={size}]" for size in ("2", "all")]
     assert suite.read("ran.log") == [
         f"{id} {word}" for number, id in enumerate(ids, 1) for word in ("setup", str(number), "teardown")
     ]
-
-
-def test_a_backend_that_the_devices_cannot_use_is_skipped(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, backend=["gloo", "nccl", "xccl"])
-        def test_it():
-            import torch.distributed as dist
-
-            assert dist.get_backend() == "gloo"
-
-
-        @pytest.mark.distributed(2, backend="nccl")
-        def test_alone():
-            pass
-
-
-        @pytest.mark.distributed(2, backend="nccl", kind="cpu")
-        def test_never():
-            pass
-        """,
-    )
-    run = suite.run("--accel", "none")
-    variants = {f"test_it[backend={name}]": word for name, word in _BACKENDS.items()}
-    run.expect({**variants, "test_alone": "SKIPPED", "test_never": "ERROR"})
-    assert "2  needs cuda or rocm devices for the backend nccl; ranks run on the CPU in this session" in run.text
-    assert "1  needs xpu devices for the backend xccl; ranks run on the CPU in this session" in run.text
-
-
-_BACKENDS = {"gloo": "PASSED", "nccl": "SKIPPED", "xccl": "SKIPPED"}
