@@ -65,14 +65,11 @@ class DebuggerRelay:
         with self._terminal(rank.pid) as (source, target):
             self._holder = number
             if _answer(rank, (source, target)):
-                while self._is_lent_to(rank):
+                while self._holder == number and rank.end is None:
                     wait()
             self._holder = None
         self.ended = monotonic()
         return True
-
-    def _is_lent_to(self, rank: LinkToRank) -> bool:
-        return self._holder == rank.rank and rank.end is None
 
     def _chosen(self, rank: int, method: str) -> int:
         """Return the rank that may debug when `rank` asks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from os import close, geteuid
+from os import close
 
 from pytest_accel.core import processes
 from pytest_accel.diagnostics.rank_state import RankState
@@ -33,11 +33,8 @@ class LinkToRank(RankState):
         """Opens another connection to the rank. Raises OSError if the rank is gone."""
         try:
             stream = self.call()
-        except PermissionError as error:
-            # The rank is alive, and belongs to the user whom this process had when the session's ranks were started.
-            raise PermissionError(
-                error.errno, f"{error.strerror} for user {geteuid()}, who did not start them"
-            ) from None
+        except PermissionError:
+            raise  # The rank is alive, and belongs to the user whom this process had when it was started.
         except OSError:
             # The rank is dead. Use a closed connection, so that the monitor notices the exit.
             stream, other = unix_sockets.pair()

@@ -105,10 +105,6 @@ class World:
     def number(self) -> int:
         return self.grant.spec.world
 
-    @property
-    def size(self) -> int:
-        return self.grant.spec.ranks
-
     def start(self, node: NodeRef) -> bool:
         """Wait until every rank is ready for the test `node`. If one is not, the outcome of its setup says why.
 
@@ -147,7 +143,7 @@ class World:
         self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, seconds))
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
-        if len(answers) == self.size and self._prepare(answers):
+        if len(answers) == len(self._ranks) and self._prepare(answers):
             self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):

@@ -67,12 +67,11 @@ class ForkServerClient:
         has opened it. A server on another machine cannot be passed open files. Raise OSError if too many are open.
         """
         self._used = True
-        if not self._process.remote:
-            # Without root's rights, which this process may have given up since, the ranks cannot be reached either.
-            with suppress(PermissionError), file_with(world, self._spec.directory) as file:
-                self._send(StartWorld(None, port, 1 + len(descriptors)), [file.fileno(), *descriptors])
-                return
-        self._send(StartWorld(world, port))
+        if self._process.remote:
+            self._send(StartWorld(world, port))
+            return
+        with file_with(world, self._spec.directory) as file:
+            self._send(StartWorld(None, port, 1 + len(descriptors)), [file.fileno(), *descriptors])
 
     def kill(self, world: int) -> None:
         """Have the server kill the ranks of `world`."""
