@@ -398,11 +398,10 @@ class CollectionHooks:
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
-        from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks
+        from pytest_accel.runtest_hooks import RuntestHooks
 
         if not config.pluginmanager.has_plugin("accel-runtest"):
             config.pluginmanager.register(RuntestHooks(self._session), "accel-runtest")
-            config.pluginmanager.register(MergedReportHooks(), "accel-merged-report")
         features.register(config, "marked")
         try:
             config.hook.pytest_accel_redirected(session=self._session, items=items, redirected=redirected)

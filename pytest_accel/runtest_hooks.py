@@ -13,7 +13,7 @@ from pytest_accel.session import AccelSession
 
 
 class RuntestHooks:
-    """Gets a world for each marked item, and applies the time limits of pytest-timeout to it."""
+    """Gets a world for each marked item, applies the time limits of pytest-timeout to it, and completes its reports."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
@@ -73,28 +73,25 @@ class RuntestHooks:
         marked.limits.limit_test(None)
         return True
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put the ranks' merged report in place of a marked item's own, before any other plugin sees it."""
+        report = yield
+        marked = marked_of(item)
+        if marked is not None:
+            marked.complete_report(report, call)
+        return report
+
+    @pytest.hookimpl(wrapper=True, specname="pytest_runtest_makereport")
+    def pytest_conclude_report(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         marked = marked_of(item)
         if marked is not None:
             marked.conclude_report(report, call.excinfo.value if call.excinfo is not None else None)
-        return report
-
-
-class MergedReportHooks:
-    """Puts the ranks' merged report in place of a marked item's own, before any other plugin sees it."""
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        marked = marked_of(item)
-        if marked is not None:
-            marked.complete_report(report, call)
         return report
 
 
