@@ -151,8 +151,6 @@ class Announced(Struct, frozen=True):
     """The ends that the call may have. All ranks send the same."""
     missing_faults: tuple[str, ...] = ()
     """Descriptions of the faults that are planned for this rank and have not come yet."""
-    failed_checks: int = 0
-    """Number of failed checks of pytest-check, which a rank that ends does not report."""
 
 
 class TerminalRequest(Struct, frozen=True):

@@ -115,8 +115,6 @@ def judge(phase: Phase) -> Verdict:
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict`, or a failure, with the planned faults and the announced ends that have not come.
 
-    Failed checks of a rank that has ended as announced are a failure, too: the rank does not report them.
-
     A test may fail, or be skipped, before a fault comes. Then that alone is reported, unless ends were announced.
     """
     is_announced = any(one.ends for one in phase.announced)
@@ -125,11 +123,7 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     done = {one.rank for one in phase.outcomes if one.expected or one.secondary}
     missing = [end for end in ends if end.rank is not None and end.rank not in done]
     faults = {rank: one.missing_faults for rank, one in enumerate(phase.announced) if one.missing_faults}
-    ended = {one.rank for one in phase.outcomes if one.expected}
-    checks = [rank for rank, one in enumerate(phase.announced) if one.failed_checks and rank in ended]
     texts = []
-    if checks:
-        texts.append(sentences.failed_checks(checks))
     if faults and (is_announced or verdict.outcome == "passed"):
         texts.append(sentences.missing_faults(faults))
     if missing:
@@ -141,8 +135,8 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     text = "; ".join(texts)
     if verdict.outcome == "failed":
         return _with_addition(verdict, text)
-    ranks = [*checks, *faults, *(end.rank for end in missing if end.rank is not None)]
-    what = "failed check" if checks else "planned fault" if faults else "announced end"
+    ranks = [*faults, *(end.rank for end in missing if end.rank is not None)]
+    what = "planned fault" if faults else "announced end"
     cause = Cause(CauseKind.FAILED, what, tuple(dict.fromkeys(ranks)))
     message = f"the test {verdict.outcome}; {text}"
     return _with_problems(verdict, cause, [message, "", *sentences.outcome_lines(phase.outcomes, phase.folders)], phase)

@@ -238,11 +238,6 @@ def no_agreement(announced: Sequence[Sequence[ExpectedEnd]]) -> str:
     return f"the ranks must announce the same ends, and leave a rank to report: {'; '.join(each)}"
 
 
-def failed_checks(ranks: Sequence[int]) -> str:
-    """Return the message for failed checks of pytest-check in `ranks` that have ended as announced."""
-    return f"a check failed on {ranks_text(ranks)} before the announced end"
-
-
 def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
     """Return the message for planned faults that have not come, by rank."""
     each = "; ".join(f"rank {rank}: {', '.join(texts)}" for rank, texts in faults.items())

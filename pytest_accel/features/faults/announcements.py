@@ -52,8 +52,7 @@ class Faults:
         """The thread of the test, in which operations are seen."""
         self._ends: tuple[ExpectedEnd, ...] = ()
         self._faults: list[Fault] = []
-        self._failed_checks = 0
-        self._note_failed_checks()
+        self._stop_at_failed_checks()
         if "torch" in modules:
             self._watch()  # Modes must end in the reverse order: begin before the modes of the test.
 
@@ -158,10 +157,10 @@ class Faults:
     def _tell(self) -> None:
         """Tell the driver what is announced and planned."""
         missing = tuple(str(fault) for fault in self._faults if not fault.has_come)
-        self._context.announce(Announced(ends=self._ends, missing_faults=missing, failed_checks=self._failed_checks))
+        self._context.announce(Announced(ends=self._ends, missing_faults=missing))
 
-    def _note_failed_checks(self) -> None:
-        """Tell the driver of each failed check of pytest-check at once: the rank may end before it reports them."""
+    def _stop_at_failed_checks(self) -> None:
+        """Make each failed check of pytest-check end the test at once: the rank may end before it reports them."""
         for name, module in list(modules.items()):
             if name.partition(".")[0] == "pytest_check" and hasattr(module, "log_failure"):
                 log: Any = module.log_failure
@@ -170,11 +169,9 @@ class Faults:
 
     def _log_failed_check(self, log: Callable[..., None], *args: object, **named: object) -> None:
         __tracebackhide__ = True
-        if named.get("xfail") is None and self._context.in_call:
-            self._failed_checks += 1
-            if self._thread == get_ident():  # No other thread may send.
-                self._tell()
         log(*args, **named)
+        if named.get("xfail") is None and self._context.in_call:
+            raise AssertionError(*args[:1])
 
     def _check_rank(self, rank: object) -> None:
         """Raise ValueError if the test has no such rank."""

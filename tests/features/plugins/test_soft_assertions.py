@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.features.plugins.conftest import Pair, needs
+from tests.run import CAUSES
 
 _TESTS = """
     import os
@@ -45,3 +46,30 @@ def test_failed_checks_in_one_rank_fail_the_test(pair: Pair) -> None:
     failure = marked.failure("test_wrong")
     for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
         assert text in failure
+
+
+@needs("pytest_check")
+def test_a_failed_check_before_an_announced_end_fails_the_test(pair: Pair) -> None:
+    suite = pair.marked
+    suite.without_torch()
+    suite.plugin("pytest_check.plugin")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+        from pytest_check import check
+
+
+        @pytest.mark.distributed(2, kind="cpu", init=False)
+        def test_it(faults, rank):
+            faults.expect_exit(1, status=7)
+            check.equal(rank, 0, "too late")
+            if rank == 1:
+                os._exit(7)
+        """,
+    )
+    run = suite.run(CAUSES)
+    run.expect({"test_it": "FAILED failed: AssertionError; rank 1"})
+    assert "too late" in run.failure("test_it")
