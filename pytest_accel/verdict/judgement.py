@@ -172,10 +172,8 @@ def _with_addition(verdict: Verdict, text: str) -> Verdict:
     first, *rest = verdict.message.split("\n")
     message = "\n".join([f"{first}; {text}", *rest])
     longrepr = copy.deepcopy(verdict.longrepr)
-    chain = longrepr.get("chain") or []
-    for crash in (longrepr["reprcrash"], *(entry[1] for entry in chain[-1:])):
-        if crash is not None:  # There is none if all frames are hidden.
-            crash["message"] = message
+    for crash in _crashes(longrepr):
+        crash["message"] = message
     longrepr["sections"] = [*longrepr["sections"], ("announced", text, "-")]
     return structs.replace(verdict, message=message, longrepr=longrepr)
 
@@ -435,15 +433,18 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
         message = f"{label}: {first}" if label else first
         return text_longrepr(message, text.splitlines(), place), message
     longrepr = copy.deepcopy(longrepr)
-    crashes = [longrepr["reprcrash"]]
-    if longrepr.get("chain"):
-        crashes.append(longrepr["chain"][-1][1])
-    crashes = [crash for crash in crashes if crash is not None]  # There is none if all frames are hidden.
+    crashes = _crashes(longrepr)
     text = crashes[-1]["message"] if crashes else sentences.headline(error) or "failed"
     message = f"{label}: {text}" if label else text
     for crash in crashes:
         crash["message"] = message
     return longrepr, message
+
+
+def _crashes(longrepr: Any) -> list[dict[str, Any]]:
+    """Return the entries of a serialized failure that have its message; none if all frames are hidden."""
+    last = (longrepr.get("chain") or [])[-1:]
+    return [crash for crash in (longrepr["reprcrash"], *(entry[1] for entry in last)) if crash is not None]
 
 
 def _captured_output(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:
