@@ -88,13 +88,10 @@ class MachinesTaken:
     machines: tuple[int, ...] = ()
     """The machine of each rank, once the world has its place; empty if all are on this machine."""
 
-    superseded: bool = False
-    """True once another world is to get devices of a machine in `remote`."""
-
     @property
     def wanted(self) -> bool:
-        """True if another request waits for devices."""
-        return self.superseded or (self.here is not None and self.here.wanted)
+        """True if another request waits for devices of this machine."""
+        return self.here is not None and self.here.wanted
 
 
 Own = TypeVar("Own", bound=MachinesTaken)
@@ -267,10 +264,9 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
         if key.need is not None and key.ranks:
             needs = key.needs(self._layout.machines_of(key.ranks, key.machines))
         for other in list(self._taken):
-            # One test runs at a time, so the other world is idle. It ends even if there are devices for both: that
-            # would take a message of its agents.
+            # One test runs at a time, so the other world is idle, and is retired: even if there are devices for both,
+            # which only the agents know.
             if not other.remote.keys().isdisjoint(needs):
-                other.superseded = True
                 self._reports.wanted(other)
         return await self._lease(MachinesTaken(demand), needs, {})
 
