@@ -65,11 +65,13 @@ def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
 
 
 def tear_down_after(item: pytest.Item, following: pytest.Item | None) -> None:
-    """Call :func:`teardown_to` between two tests; report an error as a teardown error of `item`."""
+    """Call :func:`teardown_to` between two tests; report an error as a teardown error of `item`.
+
+    Hooks of the report are left out: `item` may not have run here, for which that of pytest-rerunfailures fails.
+    """
     call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, following), when="teardown")
     if call.excinfo is not None:
-        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(item, call))
 
 
 def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
