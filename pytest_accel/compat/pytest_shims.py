@@ -209,6 +209,41 @@ def captured_log(config: pytest.Config) -> Any:
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
 
 
+def attach_log_handlers_directly() -> None:
+    """Make pytest attach its handlers of captured logs without the methods of loggers, and so without their lock.
+
+    It attaches two handlers to each logger that does not propagate, in each phase. torch has 42 such loggers, which
+    takes a tenth of the processor time of a small test, and a third of that without the 516 locks.
+    """
+    import _pytest.logging
+
+    original: Any = _pytest.logging.catching_logs
+    if "attached_loggers" not in getattr(original, "__slots__", ()):
+        return  # Another release, which may attach handlers only to the root logger.
+
+    class CatchingLogs(original):  # type: ignore[misc]
+        def __enter__(self) -> Any:
+            root = logging.getLogger()
+            if self.level is not None:
+                self.handler.setLevel(self.level)
+                self.orig_level = root.level
+                root.setLevel(min(root.level, self.level))
+            loggers = [one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+            self.attached_loggers = [root, *[one for one in loggers if not one.propagate]]
+            for one in self.attached_loggers:
+                one.handlers.append(self.handler)
+            return self.handler
+
+        def __exit__(self, *_: object) -> None:
+            if self.level is not None:
+                logging.getLogger().setLevel(self.orig_level)
+            for one in self.attached_loggers:
+                if self.handler in one.handlers:  # A test may have removed all handlers.
+                    one.handlers.remove(self.handler)
+
+    _pytest.logging.catching_logs = CatchingLogs  # type: ignore[misc]
+
+
 def log_file_handler(config: pytest.Config) -> Any:
     """Return the handler that writes the log file of this process (``log_file``); None if the plugin is disabled."""
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import attach_log_handlers_directly
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.log import step
@@ -136,6 +137,7 @@ class RankPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         if self.context.rank or self.context.session.distributed:
             config.option.setupshow = False  # A worker has no terminal. The fixtures of one rank say enough.
+        attach_log_handlers_directly()
         known = set(config.getini("markers"))
         for line in self.context.session.markers:
             if line not in known:

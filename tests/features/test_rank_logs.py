@@ -94,6 +94,34 @@ def test_the_log_file_has_the_records_of_ranks_with_their_rank(suite: Suite) -> 
     assert ranks[-1] == "mine last"
 
 
+def test_ranks_capture_the_records_of_a_logger_that_does_not_propagate_and_leave_it_its_handlers(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import logging
+
+        import pytest
+
+        log = logging.getLogger("mine")
+        log.propagate = False
+        handlers = []
+
+
+        @pytest.mark.distributed(1, kind="cpu", init=False)
+        @pytest.mark.parametrize("turn", [1, 2])
+        def test_it(turn, caplog):
+            log.warning("turn %d", turn)
+            handlers.append((len(log.handlers), len(logging.getLogger().handlers)))
+            assert caplog.messages == [f"turn {turn}"]
+            assert len(set(handlers)) == 1
+            assert turn == 1
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 1, "FAILED": 1}
+    assert "WARNING  mine:test_it.py:14 turn 2" in run.text
+
+
 def test_workers_write_to_one_log_file_and_lose_nothing(suite: Suite) -> None:
     """Each worker opens the file with ``log_file_mode = w``. Live logs and fixtures have no terminal."""
     suite.write(
