@@ -300,6 +300,43 @@ _LATE_ERRORS = """
     """
 
 
+def test_a_rank_whose_plugins_run_no_test_has_not_passed_it(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+
+        def pytest_runtest_protocol(item):
+            return True if os.environ.get("RANK") == "1" and item.name != "test_runs" else None
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, init=False)
+
+
+        def test_is_left_out():
+            pass
+
+
+        @pytest.mark.xfail
+        def test_is_left_out_and_would_fail():
+            raise ValueError
+
+
+        def test_runs():
+            pass
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_is_left_out": "ERROR", "test_is_left_out_and_would_fail": "ERROR", "test_runs": "PASSED"})
+    assert "rank 1 could not run the test: it sent no report of the setup phase" in run.failure("test_is_left_out")
+
+
 @pytest.mark.long
 def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test_or_fail_the_session(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
