@@ -119,7 +119,11 @@ class _Agent:
             self._over.set_result(why)
 
     def _fail(self, loop: object, context: dict[str, Any]) -> None:
-        self._finish(f"an error at this end of it: {context['message']} {context.get('exception')!r}")
+        error = context.get("exception")
+        if isinstance(error, PlaceError):  # A lock was lost.
+            self._finish(str(error))
+        else:
+            self._finish(f"an error at this end of it: {context['message']} {error!r}")
 
     # Connections of the driver
 

@@ -491,3 +491,33 @@ def test_each_machine_leases_its_own_devices_and_output_of_remote_ranks_is_shown
     assert "needs 5 sim devices; there are 4" in run.failure("test_too_many_for_the_far_machine")
     assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
     assert run.ret == 1
+
+
+@pytest.mark.long
+def test_a_lost_lock_on_another_machine_ends_the_session_and_says_so(
+    suite: BackgroundSuite, two_machines: Machines
+) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import threading
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, nodes=2, init=False)
+        def test_it(rank):
+            if rank == 1:
+                Path(os.environ["PYTEST_ACCEL_LOCK_DIR"], "pytest-accel-sim-0.lock").unlink()
+            threading.Event().wait()
+        """,
+    )
+    program = srun(two_machines, private=[str(suite.temporary)])
+    run = suite.start("--accel=sim:1,shared", program=program).finish()
+    assert run.ret == 1
+    assert "1 failed in" in run.text
+    assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.text
+    assert "an error at this end" not in run.text
+    assert re.search(r"^!+ srun has lost rank 1 \(pid \d+ on far-node\) !+$", run.text, re.MULTILINE)
