@@ -428,7 +428,9 @@ def registered(lines: Iterable[str]) -> frozenset[str]:
 
 
 def closest_marks(item: pytest.Item, owners: MarkOwners | None = None) -> Marks:
-    """Return the closest marks of `item` that are the plugin's, as `owners` decides; all marks of these names without.
+    """Return the closest marks of `item` that are the plugin's, as `owners` decides.
+
+    Without `owners`, all marks with the names of the plugin's marks count.
 
     A parameter is closer than its function, and a class is closer than its bases. (pytest's own ``get_closest_marker``
     orders both pairs the other way round.) If a function has several marks of one name, the first counts, as everywhere

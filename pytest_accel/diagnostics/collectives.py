@@ -1,4 +1,4 @@
-"""What the records of ranks show together: the collectives in which ranks wait, and deadlocks. Pure functions.
+"""Functions that compare the records of ranks: they find the collectives in which ranks wait, and deadlocks.
 
 Ranks are in a deadlock if they wait for each other, or for a rank that has finished the test, and can never go on.
 The rule is strict, because a healthy test must not fail: a test is in a deadlock if each rank that has not finished it

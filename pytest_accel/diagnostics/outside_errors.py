@@ -1,4 +1,4 @@
-"""What is shown of ranks after the tests: where an interrupt found them, and their errors that belong to no test."""
+"""Data that is shown after the tests: the places of interrupted ranks, and errors of ranks that belong to no test."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def frames_of_other_threads(stack: str) -> list[list[Frame]]:
 
 
 def has_finished(frames: Iterable[Frame]) -> bool:
-    """Return whether the rank with these `frames` has finished its test: it waits for the next test, or driver."""
+    """Return whether the rank with these `frames` has finished its test: it waits for the next test or driver."""
     waits = ("receive", "__init__")
     return any(frame.path == _LINK_TO_DRIVER and frame.function in waits for frame in frames)
 

@@ -56,7 +56,10 @@ _LONGEST = 1 << 24
 _GREETING_TIMEOUT = 5
 """Seconds that a process of this user may take to send its greeting, while the others wait."""
 _PORTS = range(20_000, 30_000)
-"""The ports of which rank 0 takes one beside torchrun's store. Linux gives none of them to outgoing connections."""
+"""Rank 0 listens at a port of this range if torchrun's store listens at ``MASTER_PORT``.
+
+Linux uses no port of this range for outgoing connections, unless it is told to (``ip_local_port_range``).
+"""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to rank 0."""
 DRIVER_LOST = 1
