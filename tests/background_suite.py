@@ -92,6 +92,22 @@ def living_processes(variable: str, value: str) -> list[psutil.Process]:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether `process` has exited, even if its parent has not been told of it yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _can_lock(path: Path) -> bool:
+    """Return whether no process has locked the file `path`."""
+    with path.open() as file, contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def _prepare_process(group: Path | None) -> None:
     """Prepare a new session's process: restore the default action of SIGINT and enter the control group.
 
@@ -184,8 +200,8 @@ class BackgroundSuite:
         assert list(self.temporary.glob("accel-*")) == []
         assert [name for name in os.listdir("/dev/shm") if self.run_id in name] == []
         for path in self.locks.glob("*.lock"):
-            with path.open() as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that ends loses its environment, by which it is found, before its files.
+            eventually(f"{path} to be free", partial(_can_lock, path), timeout=15)
 
     def kill_sessions(self) -> None:
         """Kill the sessions and processes that still run, as after a failed test."""

@@ -17,7 +17,8 @@ from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.core.processes import MARK
 from pytest_accel.features.record.timeline import sessions_of
-from tests.background_suite import BackgroundSession, BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite, has_ended
+from tests.deadline import eventually
 from tests.run import CAUSES, Run
 
 ENDLESS_TESTS = """
@@ -313,16 +314,17 @@ def test_comes_next(): ...
 
 def kill_at_once(suite: BackgroundSuite, session: str) -> None:
     """Kill all processes of Python of the session with this mark, without giving any of them time to act."""
-    processes = []
+    found = []
     for process in suite.processes():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK, "").startswith(os.path.dirname(session)):
-                processes += [process, *process.parents()[:1]]
+                found += [process, *process.parents()[:1]]
+    processes = [process for process in found if process.pid != os.getpid()]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
-            if process.pid != os.getpid():
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(number)
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+    eventually("the session to end", lambda: all(map(has_ended, processes)))
 
 
 def test_the_folder_of_a_session_whose_processes_were_killed_at_once_is_removed_by_the_next(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSuite, has_ended
 from tests.deadline import eventually
 
 pytestmark = [
@@ -36,7 +36,7 @@ def end_process(suite: BackgroundSuite) -> Iterator[None]:
     if (suite.path / "left").exists():
         left = psutil.Process(int(suite.read("left")))
         left.kill()
-        eventually("the process to end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+        eventually("the process to end", lambda: has_ended(left))
 
 
 def test_the_session_goes_on_and_names_the_process(suite: BackgroundSuite) -> None:

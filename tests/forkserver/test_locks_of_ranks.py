@@ -8,7 +8,8 @@ import sys
 import psutil
 import pytest
 
-from tests.background_suite import BackgroundSuite, suite
+from tests.background_suite import BackgroundSuite, has_ended, suite
+from tests.deadline import eventually
 
 __all__ = ["suite"]
 
@@ -69,11 +70,13 @@ def test_a_device_stays_locked_while_a_fork_of_a_killed_session_lives(suite: Bac
     """A program that a rank has executed has no lock."""
     session = suite.start(f"test_it.py::{test}")
     child, program = (psutil.Process(int(pid)) for pid in suite.read("left").split())
-    server, controller = session.fork_server(), psutil.Process(session.process.pid)
+    server, controller, rank = session.fork_server(), psutil.Process(session.process.pid), child.parent()
+    assert rank is not None
     for number in (signal.SIGSTOP, signal.SIGKILL):  # Neither notices the end of the other.
         for process in (server, controller):
             process.send_signal(number)
     session.process.wait()
+    eventually("the rank to end, which had the lock, too", lambda: has_ended(server) and has_ended(rank))
     waits = suite.run("test_it.py::test_device", "--accel-wait=0")
     waits.expect({"test_device": "ERROR"})
     why = f"no devices came free within 0 s (--accel-wait)\nsim-0 is held by process {child.pid} ("
