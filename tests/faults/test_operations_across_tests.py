@@ -142,7 +142,9 @@ def each_expects_the_other(rank, group=None):
 
 
 def impatient_group():
-    return dist.new_group(timeout=timedelta(milliseconds=50))
+    group = dist.new_group()  # With the short timeout, it would be an error if a rank came here later than another.
+    dist.distributed_c10d._set_pg_timeout(timedelta(milliseconds=50), group)
+    return group
 
 
 def test_does_not_wait():
