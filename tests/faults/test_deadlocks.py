@@ -119,6 +119,11 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
         from tests.lazy_torch import dist, torch
 
         SECONDS = 5  # Longer than it takes to find a deadlock.
+        CONTINUE = (
+            "import psutil, sys, time; stopped = psutil.Process(int(sys.argv[1]))\n"
+            "while stopped.status() != psutil.STATUS_STOPPED: time.sleep(0.1)\n"
+            "time.sleep(int(sys.argv[2])); stopped.resume()"
+        )
 
 
         @pytest.mark.distributed(2)
@@ -142,8 +147,7 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
         @pytest.mark.distributed(2)
         def test_one_rank_is_stopped(rank):
             if rank == 1:
-                command = f"import os, time; time.sleep({SECONDS}); os.kill({os.getpid()}, 18)"
-                with subprocess.Popen([sys.executable, "-c", command]):
+                with subprocess.Popen([sys.executable, "-c", CONTINUE, str(os.getpid()), str(SECONDS)]):
                     os.kill(os.getpid(), signal.SIGSTOP)
             dist.barrier()
 
