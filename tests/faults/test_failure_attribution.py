@@ -17,6 +17,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
         "test_it.py",
         """
         import pytest
+        from tests.inner import hang_here, note, wait_for
         from tests.lazy_torch import dist
 
         two = pytest.mark.distributed(2, timeout=40)
@@ -25,26 +26,32 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
         @two
         def test_one_skips(rank):
             if rank == 1:
+                wait_for("barrier")
                 pytest.skip("not here")
-            dist.barrier()
+            work = dist.barrier(async_op=True)
+            note("barrier", "here")
+            work.wait()
 
 
         @pytest.fixture
         def meets_at_its_end(rank):
             if rank == 1:
+                wait_for("call")
                 raise ValueError("the cause")
             yield
+            hang_here()
             dist.barrier()
 
 
         @two
         def test_setup_fails_and_the_other_is_in_its_call(meets_at_its_end):
+            note("call", "here")
             dist.barrier()
 
 
-        @pytest.mark.distributed(2, timeout=4)
+        @pytest.mark.distributed(2, timeout=50)
         def test_setup_fails_and_the_other_is_in_its_teardown(meets_at_its_end):
-            pass
+            note("call", "here")
 
 
         @pytest.fixture
@@ -54,9 +61,10 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
             vars(_distributed_c10d).pop("_dump_fr_trace_json", None)
 
 
-        @pytest.mark.distributed(2, timeout=4, fresh=True)
+        @pytest.mark.distributed(2, fresh=True)
         def test_hangs_without_records(rank, torch_without_records):
             if rank == 0:
+                hang_here()
                 dist.barrier()
 
 
@@ -72,11 +80,11 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
 
 
         def pytest_runtest_logstart(nodeid):
-            # With a long grace period, a slow rank 0 still reaches the timeout of its teardown first.
+            # With a long grace period, rank 0 reaches the timeout of its teardown first.
             waiting_limits.GRACE = 60.0 if nodeid.endswith("in_its_teardown") else 3.0
         """,
     )
-    run = suite.run(CAUSES, "--accel-record=record.jsonl")
+    run = suite.run(CAUSES, "--accel-record=record.jsonl", "-p", "tests.late_driver")
     run.expect(
         {
             "test_one_skips": "FAILED disagreed: skip",
@@ -95,7 +103,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
     assert ("rank 1 has not reached barrier #1 (last collective: none)" in report) is RECORDS_COLLECTIVES
     later = {
         "call": "when it was stopped 3 s after rank 1 failed",
-        "teardown": "timed out in the teardown phase after 4 s",
+        "teardown": "timed out in the teardown phase after 50 s",
     }
     for phase, text in later.items():
         report = run.failure(f"test_setup_fails_and_the_other_is_in_its_{phase}").splitlines()
@@ -113,6 +121,7 @@ def test_a_hang_beside_a_failing_teardown_is_a_failure_of_its_own_phase(suite: B
         import threading
 
         import pytest
+        from tests.inner import hang_here
 
 
         @pytest.fixture
@@ -126,11 +135,12 @@ def test_a_hang_beside_a_failing_teardown_is_a_failure_of_its_own_phase(suite: B
                 raise ValueError("the end fails")
 
 
-        @pytest.mark.distributed(2, timeout=6, init=False)
+        @pytest.mark.distributed(2, init=False)
         def test_hang(rank, ends_before_the_other_begins):
             if rank == 1:
+                hang_here()
                 threading.Event().wait()
         """,
     )
-    run = suite.run(CAUSES)
+    run = suite.run(CAUSES, "-p", "tests.late_driver")
     run.expect({"test_hang": "FAILED ERROR hung: phase timeout; rank 1, failed: ValueError; rank 0"})

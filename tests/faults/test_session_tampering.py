@@ -30,6 +30,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         import pytest
         import torch
         from freezegun import freeze_time
+        from tests.inner import hang_here
 
         pytestmark = pytest.mark.distributed(2)
         sleep = time.sleep
@@ -59,9 +60,9 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
             assert 1 == 2
 
 
-        @pytest.mark.distributed(2, timeout=6)
         def test_hangs_while_the_clock_stands(stopped, rank):
             if rank == 1:
+                hang_here()
                 sleep(1000)
 
 
@@ -72,7 +73,8 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
 
         """,
     )
-    run = suite.run(CAUSES, "-o", "junit_family=xunit1")  # The default family refuses record_property.
+    options = (CAUSES, "-p", "tests.late_driver", "-o", "junit_family=xunit1")
+    run = suite.run(*options)  # The default family refuses record_property.
     assert run.causes["test_hangs_while_the_clock_stands"] == "hung: phase timeout; rank 1"
     assert "assert 1 == 2" in run.failure("test_fails_in_the_first_world")  # Its report cannot be sent whole.
     assert run.outcomes() == {

@@ -68,10 +68,12 @@ def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(s
         "test_it.py",
         """
         import os, pytest, signal, subprocess, time
+        from tests.inner import hang_here
 
-        @pytest.mark.distributed(1, timeout=1, init=False)
+        @pytest.mark.distributed(1, init=False)
         def test_stops_the_server():
             os.kill(os.getppid(), signal.SIGSTOP)
+            hang_here()
             time.sleep(1000)
 
         @pytest.mark.devices(1)
@@ -86,7 +88,7 @@ def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(s
             os.kill(os.getppid(), signal.SIGSTOP)
         """,
     )
-    run = suite.start().finish(timeout=150)
+    run = suite.start("-p", "tests.late_driver").finish(timeout=150)
     run.expect(
         {
             "test_stops_the_server": "FAILED",

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_accel.core.truncation import ranks_text
 from tests.background_suite import BackgroundSuite
+from tests.deadline import scaled
 from tests.run import CAUSES
 
 FAULTS = {
@@ -202,6 +203,7 @@ _HANGING = """
     from pathlib import Path
 
     import pytest
+    from tests.inner import hang_here
     from tests.lazy_torch import dist, torch
 
     @pytest.fixture(scope="module")
@@ -214,13 +216,14 @@ _HANGING = """
         yield
         Path(f"removed-{os.environ['RANK']}").touch()
 
-    @pytest.mark.distributed(2, timeout=4)
+    @pytest.mark.distributed(2)
     def test_hangs(account, folder, rank):
+        hang_here()
         if rank == 0:
             time.sleep(1000)
         dist.barrier()
 
-    @pytest.mark.distributed(2, timeout=4)
+    @pytest.mark.distributed(2, timeout=6)
     def test_hangs_in_c(account, rank):
         dist.recv(torch.ones(1), 1 - rank)
 """
@@ -232,7 +235,9 @@ def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuit
     for name, code in _REPLACES_ITS_WORLD.items():
         suite.write(f"replacing/test_{name}.py", _REPLACING_TEST.format(name=name, code=code))
     suite.write("test_hanging.py", _HANGING)
-    run = suite.run("-p", "no:randomly")
+    # A busy rank has longer to react to the timeout.
+    suite.write("conftest.py", f"from pytest_accel.driver import rank_monitor\nrank_monitor._REACTION = {scaled(2)}\n")
+    run = suite.run("-p", "no:randomly", "-p", "tests.late_driver")
     outcomes = {f"test_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD} | {"test_dies": "FAILED ERROR"}
     outcomes |= dict.fromkeys(("test_hangs", "test_hangs_in_c"), "FAILED")
     run.expect(outcomes | {f"test_after_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD})

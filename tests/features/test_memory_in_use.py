@@ -48,7 +48,7 @@ import os
 import signal
 
 import pytest
-from tests.inner import note
+from tests.inner import hang_here, note
 
 if "PYTEST_ACCEL_SESSION" not in os.environ:  # Not in ranks.
     note(os.environ["CARD_USERS"], os.getpid(), 524 << 20)
@@ -56,8 +56,9 @@ if "PYTEST_ACCEL_SESSION" not in os.environ:  # Not in ranks.
 pytestmark = pytest.mark.devices(1)
 
 
-@pytest.mark.distributed(1, timeout=1, init=False)
+@pytest.mark.distributed(1, init=False)
 def test_is_killed():
+    hang_here()
     signal.pause()
 
 
@@ -84,8 +85,9 @@ def test_memory_in_use_by_living_processes_never_takes_a_card_away(
     monkeypatch.setenv("CARD_USERS", str(users))
     monkeypatch.setenv("OTHER_PROGRAM", "1")
     suite.without_torch()
+    suite.plugin("tests.late_driver")
     suite.write("test_it.py", TESTS)
-    run = suite.run("--accel=card", "--accel-wait=20")
+    run = suite.run("--accel=card", "--accel-wait=60")
     assert run.count() == {"FAILED": 2, "PASSED": 2}, run.text
     assert run.result("test_passes") == run.result("test_passes_beside_it") == "PASSED"
     assert "set aside" not in run.text

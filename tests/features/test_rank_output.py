@@ -140,6 +140,7 @@ def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite)
 
 def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # With it, C holds nothing back either.
+    suite.plugin("tests.late_driver")
     suite.write(
         "test_x.py",
         """
@@ -152,6 +153,7 @@ def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkey
         import threading
 
         import pytest
+        from tests.inner import hang_here
 
         two = pytest.mark.distributed(2, kind="cpu", init=False)
 
@@ -191,10 +193,11 @@ def test_captured_output_is_reported_also_of_ranks_that_die(suite: Suite, monkey
             raise ValueError
 
 
-        @pytest.mark.distributed(2, kind="cpu", timeout=3, init=False)
+        @two
         def test_hangs(rank):
             print("out of", rank)
             if rank == 1:
+                hang_here()
                 threading.Event().wait()
 
 
