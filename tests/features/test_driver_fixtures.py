@@ -141,9 +141,20 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         "conftest.py",
         """
         import os
-        import time
 
         import pytest
+        from pytest_accel.core.clock import monotonic
+        from pytest_accel.diagnostics import waiting_limits
+        from pytest_accel.driver import rank_monitor, world
+
+        passed = 0
+
+
+        def clock():
+            return monotonic() + passed
+
+
+        waiting_limits.monotonic = rank_monitor.monotonic = world.monotonic = clock
 
 
         def in_driver(item, name):
@@ -155,7 +166,8 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
             if in_driver(item, "test_setup_hook"):
                 raise ValueError("in a hook after the setup")
             if in_driver(item, "test_slow_hook"):
-                time.sleep(3)
+                global passed
+                passed = 1000
 
 
         @pytest.hookimpl(wrapper=True)
@@ -210,10 +222,10 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         @pytest.fixture
         def slow_teardown():
             yield
-            time.sleep(1)
+            time.sleep(1)  # The driver looks at the clock.
 
 
-        @pytest.mark.distributed(2, kind="cpu", init=False, timeout=2)
+        @pytest.mark.distributed(2, kind="cpu", init=False, timeout=60)
         def test_slow_hook(slow_teardown, record_property):
             record_property("large", "x" * 3_000_000)  # The rank waits until the driver reads its report.
 
