@@ -69,7 +69,7 @@ TESTS = """
             os._exit(0)
 
 
-    @distributed(2, timeout=3)
+    @distributed(2, timeout=6)
     def test_hangs_on_one_rank(rank):
         if rank == 1:
             time.sleep(1000)

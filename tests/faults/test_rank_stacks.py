@@ -22,7 +22,7 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
 
         import pytest
 
-        hanging = pytest.mark.distributed(2, timeout=3, init=False)
+        hanging = pytest.mark.distributed(2, timeout=5, init=False)
 
 
         async def wait():
@@ -60,7 +60,7 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
         ("TestCase.test_unittest", "ranks 0-1 are at test_it.py:11"),
     ):
         report = run.failure(name)
-        assert f"E   timed out after 3 s: {place}\n" in report
+        assert f"E   timed out after 5 s: {place}\n" in report
         assert re.search(r"^ +await wait\(\)$", report, re.MULTILINE)
         assert re.search(r"^ +await asyncio.Event\(\).wait\(\)$", report, re.MULTILINE)
         assert "test_it.py:16 in beat" in report.partition("stacks of other threads and tasks")[2]
@@ -77,7 +77,7 @@ def test_a_rank_that_no_signal_can_interrupt_hangs_like_others(suite: Background
 
         import pytest
 
-        impatient = pytest.mark.distributed(2, timeout=4, init=False)
+        impatient = pytest.mark.distributed(2, timeout=6, init=False)
 
 
         @impatient

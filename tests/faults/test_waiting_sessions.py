@@ -77,7 +77,7 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: BackgroundSuite)
     first = suite.start("--accel=sim:4,shared")
     suite.read("idle")
     # An idle world of the first session holds all devices.
-    second = suite.run("--accel=sim:4,shared", "-k", "test_all and not again", "--accel-wait=20")
+    second = suite.run("--accel=sim:4,shared", "-k", "test_all and not again", "--accel-wait=60")
     second.expect({"test_all": "PASSED"})
     assert first.process.poll() is None
     suite.write("go on", "")

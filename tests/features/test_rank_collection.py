@@ -39,12 +39,12 @@ def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suit
             assert rank == 1
 
 
-        @pytest.mark.distributed(2, kind="cpu", init=False, fresh=True, timeout=3)
+        @pytest.mark.distributed(2, kind="cpu", init=False, fresh=True, timeout=4)
         def test_with_a_limit():
             pass
 
 
-        @pytest.mark.timeout(3)
+        @pytest.mark.timeout(4)
         @pytest.mark.distributed(2, kind="cpu", init=False, fresh=True)
         def test_with_a_limit_of_a_plugin():
             pass
@@ -53,7 +53,7 @@ def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suit
     run = suite.run()
     run.expect({"test_fails": "FAILED", "test_with_a_limit": "PASSED", "test_with_a_limit_of_a_plugin": "PASSED"})
     assert "rank 0: failed at test_slow_import.py:13\nrank 1: passed\n" in run.failure("test_fails")
-    assert max(map(float, suite.read("durations.log"))) < 3
+    assert max(map(float, suite.read("durations.log"))) < 4
 
 
 def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> None:
