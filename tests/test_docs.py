@@ -126,7 +126,8 @@ def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, make_g
 
 def same_width(lines: list[str]) -> str:
     """Return `lines` in a form that does not depend on the terminal's width or on durations, without blank lines."""
-    plain = (re.sub(r"[-=_]{3,}|(_ ){3,}_?", "---", re.sub(r"\d+\.\d+s\b", "0s", line)) for line in lines)
+    timeless = (re.sub(r"\d+\.\d+s\b( \(\d+:\d+:\d+\))?", "0s", line) for line in lines)
+    plain = (re.sub(r"[-=_]{3,}|(_ ){3,}_?", "---", line) for line in timeless)
     return "\n".join(" ".join(line.split()) for line in plain if line.strip())
 
 
