@@ -120,8 +120,8 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
 
         SECONDS = 5  # Longer than it takes to find a deadlock.
         CONTINUE = (
-            "import psutil, sys, time; stopped = psutil.Process(int(sys.argv[1]))\n"
-            "while stopped.status() != psutil.STATUS_STOPPED: time.sleep(0.1)\n"
+            "import psutil, sys, time; stopped = psutil.Process(int(sys.argv[1]))\\n"
+            "while stopped.status() != psutil.STATUS_STOPPED: time.sleep(0.1)\\n"
             "time.sleep(int(sys.argv[2])); stopped.resume()"
         )
 
