@@ -27,7 +27,7 @@ import pytest
 from tests.lazy_torch import dist, rpc, torch
 
 pytestmark = [
-    pytest.mark.distributed(2, kind="cpu", timeout=30),
+    pytest.mark.distributed(2, kind="cpu", timeout=120),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:You are using a Backend"),
 ]
 WAYS, STARTED = {}, os.getpid()
