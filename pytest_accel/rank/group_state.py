@@ -48,8 +48,8 @@ _TYPES = {
 """Name of a `torch.dtype` by c10's name of the type."""
 _ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
 """The parts of the backend configuration of a group that uses gloo for all devices."""
-_CALLS = {"x86_64": ("202", "232", "281"), "aarch64": ("98", "22")}
-"""The numbers of the system calls futex(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
+_CALLS = {"x86_64": ("202", "219", "232", "281"), "aarch64": ("98", "128", "22")}
+"""The numbers of the system calls futex(2), restart_syscall(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
 _FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
 """Parts of the second argument of futex(2): FUTEX_PRIVATE_FLAG with FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
 _NOTHING: Issued = (lambda: None, None, None)
@@ -197,12 +197,13 @@ def _sleeping_time(thread: Path) -> float:
             return math.inf
         call, *given = (thread / "syscall").read_text(encoding="utf-8").split()
         values = [int(one, 16) for one in given]
-        futex, *epoll = _CALLS.get(uname().machine, ("",))
+        futex, restart, *epoll = _CALLS.get(uname().machine, ("", ""))
         # gloo's threads for connections, which have no name in older releases of torch, always wait in epoll_wait(2)
         # for 64 events at most and 10 ms.
         if call in epoll and values[2:4] == [64, 10]:
             return math.inf
-        if call != futex or values[1] & _FLAGS != _WAIT_UNTIL:
+        # When a stopped process goes on (SIGCONT), the kernel restarts a wait that has a limit, with its arguments.
+        if call not in (futex, restart) or values[1] & _FLAGS != _WAIT_UNTIL:
             return 0.0
         if values[3] == 0:
             return math.inf

@@ -16,6 +16,10 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
     suite.write(
         "test_deadlocks.py",
         """
+        import os
+        import time
+
+        import psutil
         import pytest
         from tests.lazy_torch import dist, torch
 
@@ -57,9 +61,15 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
 
 
         @pytest.mark.distributed(2)
-        def test_receive(rank):
+        def test_receive(rank, gather):
+            waiting = psutil.Process(gather(os.getpid())[1])
             for _ in range(2 + rank):
                 dist.recv(torch.ones(1), src=0) if rank else dist.send(torch.ones(1), dst=1)
+            time.sleep(0.5)  # Until rank 1 waits for the last message.
+            waiting.suspend()  # As by Ctrl-Z.
+            while waiting.status() != psutil.STATUS_STOPPED:
+                pass
+            waiting.resume()
 
 
         @pytest.mark.distributed(2)
@@ -90,7 +100,7 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
     )
     finished = "has finished the test\n"
     for name, message in (
-        ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:9; rank 1 {finished}"),
+        ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:13; rank 1 {finished}"),
         ("other_size", "called all_reduce #1 with different shapes: rank 0 float32[3], rank 1 float32[4]\n"),
         ("receive", f"for message #3 from rank 0 (tag 0), which has sent 2; rank 0 {finished}"),
         ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waits at "),
