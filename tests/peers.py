@@ -8,10 +8,12 @@ import socket
 import warnings
 from collections.abc import Iterator
 
+from tests.deadline import TIMEOUT, scaled
+
 
 def read_all(end: socket.socket) -> bytes:
-    """Return the bytes that arrive until the other end closes the connection; fail if none arrive for 30 seconds."""
-    end.settimeout(30)
+    """Return the bytes that arrive until the other end closes the connection; fail if none arrive for `TIMEOUT`."""
+    end.settimeout(scaled(TIMEOUT))
     found = b""
     with contextlib.suppress(ConnectionResetError):  # The other end was closed before it had read everything.
         while data := end.recv(1 << 16):

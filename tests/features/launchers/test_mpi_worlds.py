@@ -32,10 +32,11 @@ _HEAD = """
 """
 _WITH_DEVICES = """
     import os
-    import time
+    from contextlib import suppress
 
     import psutil
     import pytest
+    from tests.deadline import eventually
 
 
     @pytest.mark.devices(1)
@@ -48,10 +49,12 @@ _WITH_DEVICES = """
     @pytest.mark.devices(2)
     def test_plain():
         session = psutil.Process(os.getppid()).parent()
-        deadline = time.monotonic() + 30
-        while any("launchers.mpi" in " ".join(one.cmdline()) for one in session.children(recursive=True)):
-            assert time.monotonic() < deadline, "the processes of a job have not ended with its world"
-            time.sleep(0.1)
+
+        def is_of_a_job(process):
+            with suppress(psutil.NoSuchProcess):  # It has just ended.
+                return "launchers.mpi" in " ".join(process.cmdline())
+
+        eventually("the job to end with its world", lambda: not any(map(is_of_a_job, session.children(recursive=True))))
 """
 """The devices of each job are those of the next test, and the job ends with its world."""
 _WORLD = (
@@ -174,7 +177,7 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
 
     suite.write("test_devices.py", _WITH_DEVICES)
     run = suite.start(
-        "--accel=sim:2,shared", f"--accel-wait={scaled(30):g}", "test_devices.py", environment=mpi
+        "--accel=sim:2,shared", f"--accel-wait={scaled(TIMEOUT):g}", "test_devices.py", environment=mpi
     ).finish(2 * TIMEOUT)
     run.expect({"test_job[0]": "PASSED", "test_job[1]": "PASSED", "test_plain": "PASSED"})
 
