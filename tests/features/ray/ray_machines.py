@@ -33,14 +33,15 @@ _SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "300",
-    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_timeout_ms": "30000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
 """The first setting keeps Ray from sending usage statistics, the second from starting a worker for each CPU in advance,
 whenever a session connects; the sessions use none. With the others, the head and the nodes notice within seconds that
-the other side is gone, and the autoscaler notices that a node is needed."""
+the other side is gone, whose port then refuses connections, and the autoscaler notices that a node is needed. A node
+that is only slow stays."""
 
 
 @dataclass(frozen=True)
