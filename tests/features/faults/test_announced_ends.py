@@ -31,6 +31,7 @@ _HEAD = """
 
     @pytest.fixture
     def group():
+        dist.barrier()  # The ranks have these two seconds to connect, too.
         return dist.new_group(timeout=datetime.timedelta(seconds=2))
 
 
