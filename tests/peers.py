@@ -12,7 +12,7 @@ from tests.deadline import TIMEOUT, scaled
 
 
 def read_all(end: socket.socket) -> bytes:
-    """Return the bytes that arrive until the other end closes the connection; fail if none arrive for `TIMEOUT`."""
+    """Return the bytes that arrive until the other end closes the connection; fail if none arrive for a long time."""
     end.settimeout(scaled(TIMEOUT))
     found = b""
     with contextlib.suppress(ConnectionResetError):  # The other end was closed before it had read everything.

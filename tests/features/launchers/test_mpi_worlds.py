@@ -160,7 +160,7 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
         documented = ("test_sum", *sums, "test_broadcast")
     suite.write("test_world.py", _WORLD)
     suite.write("test_ends.py", _ENDING_JOBS)
-    run = suite.start(CAUSES, environment=mpi).finish(2 * TIMEOUT)  # Several jobs, one after the other.
+    run = suite.start(CAUSES, environment=mpi).finish()
     passed = (
         *documented,
         *("test_its_ranks_are_the_worlds", "test_it_stays", "test_torch_has_its_group_too", "test_plain_ranks"),
@@ -176,9 +176,8 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
     assert run.causes["test_abort"] in ("died: status 3; rank 1", "died: job ended; ranks 0-1")
 
     suite.write("test_devices.py", _WITH_DEVICES)
-    run = suite.start(
-        "--accel=sim:2,shared", f"--accel-wait={scaled(TIMEOUT):g}", "test_devices.py", environment=mpi
-    ).finish(2 * TIMEOUT)
+    options = ("--accel=sim:2,shared", f"--accel-wait={scaled(TIMEOUT):g}")
+    run = suite.start(*options, "test_devices.py", environment=mpi).finish()
     run.expect({"test_job[0]": "PASSED", "test_job[1]": "PASSED", "test_plain": "PASSED"})
 
 

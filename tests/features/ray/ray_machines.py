@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.background_suite import living_processes
 from tests.deadline import eventually
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -157,4 +158,6 @@ class RayMachines:
         for node in reversed(self._nodes):
             if node.process.poll() is None:
                 node.kill()
+        # Processes of a node that has ended by itself may still write there.
+        eventually("all processes of the cluster to end", lambda: not living_processes("RAY_TMPDIR", str(self.folder)))
         shutil.rmtree(self.folder)
