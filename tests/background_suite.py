@@ -19,7 +19,7 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from tests.deadline import TIMEOUT, Deadline, eventually
+from tests.deadline import Deadline, eventually
 from tests.run import OUTER_VARIABLES, Run, read_causes
 from tests.session_server import WITHOUT_TORCH
 
@@ -27,6 +27,9 @@ RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
 """Environment variable that identifies every process of a session, also those that have left its process group."""
 
 PYTEST = (sys.executable, "-m", "pytest")
+
+_TIMEOUT = 300.0
+"""Timeout of a session in seconds of a machine that is not busy (`Deadline`): ten times what most of them take."""
 
 
 def torchrun(processes: int) -> tuple[str, ...]:
@@ -42,7 +45,7 @@ class BackgroundSession:
         self.process = process
         self._folder = folder
 
-    def finish(self, timeout: float = TIMEOUT) -> Run:
+    def finish(self, timeout: float = _TIMEOUT) -> Run:
         """Wait until the session ends and return its result; fail the test after `timeout` seconds."""
         deadline = Deadline(timeout)
         text = None

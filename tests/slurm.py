@@ -90,14 +90,14 @@ def single_node(folder: Path) -> Iterator[Slurm]:
 def cluster(nodes: Sequence[SlurmNode], folder: Path, *, cpus: int | None = None, gpus: int = 0) -> Iterator[Slurm]:
     """Yield Slurm on `nodes`, with its controller on the first; skip the test if Slurm is not installed.
 
-    Slurm is configured with `cpus` cores (default: the available ones) and `gpus` GPUs for each node.
+    Slurm is configured with `cpus` cores (default: the available ones, two at least) and `gpus` GPUs for each node.
     """
     missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"there is no {' nor '.join(missing)} here")
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o600)
-    resources = f"CPUs={cpus or len(os.sched_getaffinity(0))}" + (f" Gres=gpu:{gpus}" if gpus else "")
+    resources = f"CPUs={cpus or max(2, len(os.sched_getaffinity(0)))}" + (f" Gres=gpu:{gpus}" if gpus else "")
     lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} {resources}" for node in nodes)
     # Slurm counts these files, but opens none of them.
     for number in range(gpus):

@@ -284,17 +284,12 @@ def of_group(rank, how, port):
     dist.destroy_process_group()
 
 
-def free_port():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def makes_a_group(how):
     import torch.multiprocessing as mp
+    from pytest_accel.core.interpreter import hold_port
 
-    mp.spawn(of_group, args=(how, free_port()), nprocs=2)
+    with hold_port() as held:
+        mp.spawn(of_group, args=(how, held.getsockname()[1]), nprocs=2)
 
 
 EACH = [

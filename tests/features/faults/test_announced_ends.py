@@ -31,7 +31,9 @@ _HEAD = """
 
     @pytest.fixture
     def group():
-        return dist.new_group(timeout=datetime.timedelta(seconds=2))
+        group = dist.new_group()  # With the short timeout, it would be an error if a rank came here later than another.
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2), group)
+        return group
 
 
     def reduce_alone(group):

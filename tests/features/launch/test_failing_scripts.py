@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pytest_accel import LaunchError, LaunchTimeout
+from pytest_accel.core.clock import monotonic
+from pytest_accel.features.launch import launched_script
 from pytest_accel.features.launch.hooks import Launch
 from tests.background_suite import living_processes
-from tests.deadline import scaled
 
 Script = Callable[[str], Path]
 SEGFAULT = """
@@ -30,10 +31,10 @@ if os.environ.get("RANK", "1") == "1":
 time.sleep(600)
 """
 HANG = """
-import os, time
+import os, pathlib, time
 
 def wait_for_ever():
-    print("rank", os.environ.get("RANK", "0"), "waits", flush=True)
+    pathlib.Path(__file__).with_name("waits-" + os.environ.get("RANK", "0")).touch()
     time.sleep(600)
 
 if os.fork() == 0:  # An orphan is left beside the rank.
@@ -41,6 +42,7 @@ if os.fork() == 0:  # An orphan is left beside the rank.
         time.sleep(600)
     os._exit(0)
 os.wait()
+print("rank", os.environ.get("RANK", "0"), "waits", flush=True)
 wait_for_ever()
 """
 DETACHED_PROCESSES = """
@@ -110,15 +112,23 @@ def test_a_dead_rank_is_reported(
 
 @pytest.mark.long(except_for="python")
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
-def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str, launcher: str) -> None:
-    nproc = None if launcher == "python" else 2
+def test_a_timeout_shows_the_stacks(
+    launch: Launch, script: Script, marker: str, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    """The time is over once all ranks wait."""
+    size = 1 if launcher == "python" else 2
     path = script(HANG)
+
+    def clock() -> float:
+        return monotonic() + (3600 if len(list(path.parent.glob("waits-*"))) == size else 0)
+
+    monkeypatch.setattr(launched_script, "monotonic", clock)
     with pytest.raises(LaunchTimeout) as caught:
-        launch(path, launcher=launcher, nproc=nproc, timeout=scaled(2 if launcher == "python" else 10))
+        launch(path, launcher=launcher, nproc=size, timeout=3600)
     assert living_processes(marker, "1") == []
-    assert str(caught.value).count(f'File "{path}", line 6 in wait_for_ever') == (nproc or 1)
+    assert len(re.findall(rf'File "{path}", line \d in wait_for_ever', str(caught.value))) == size
     assert [out.strip() for out in caught.value.result.rank_stdout.values()] == [
-        f"rank {rank} waits" for rank in range(nproc or 1)
+        f"rank {rank} waits" for rank in range(size)
     ]
     assert str(caught.value).startswith(f"{launcher} did not end within ")
 

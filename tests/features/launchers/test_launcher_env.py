@@ -8,14 +8,17 @@ import re
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from msgspec import structs
 
 from pytest_accel.core import launcher_env
+from pytest_accel.core.interpreter import hold_port
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.features.launchers import machine_link, rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
@@ -29,7 +32,7 @@ from pytest_accel.features.launchers.rendezvous import (
     rendezvous_path,
 )
 from pytest_accel.messages.world_spec import worker_environment
-from tests.deadline import eventually, scaled
+from tests.deadline import eventually
 from tests.peers import read_all
 
 PARENT = f"{os.getppid()}-{psutil.Process(os.getppid()).create_time()}"
@@ -216,14 +219,22 @@ def join_as(found: dict[int, object], own: Hello, where: Address | None = None) 
     return thread
 
 
-def test_missing_processes_are_named() -> None:
+def test_missing_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is over once rank 2 has connected."""
     Path(rendezvous_path(world(0))).touch()  # A killed process may have left its socket behind.
+    original, met = rendezvous.accept, list[object]()
+
+    def accept(*call: Any) -> Any:
+        met.append(original(*call))
+        return met[-1]
+
+    monkeypatch.setattr(rendezvous, "accept", accept)
+    monkeypatch.setattr(rendezvous, "monotonic", lambda: 30.0 if any(met) else 0.0)
     thread = join_as({}, hello(2))
 
-    seconds = scaled(3)
-    text = f"torchrun has started 3 processes, and rank 1 did not connect within {seconds:g} s"
+    text = "torchrun has started 3 processes, and rank 1 did not connect within 30 s"
     with pytest.raises(RendezvousError, match=text):
-        gather(world(0), seconds)
+        gather(world(0), 30)
 
     thread.join()
     with pytest.raises(RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: .*No such file"):
@@ -268,10 +279,10 @@ def test_a_process_without_a_usable_secret_ends_at_once(secret: str) -> None:
 
 
 @pytest.fixture
-def address() -> Address:
-    """Provide a free port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return Address("127.0.0.1", free.getsockname()[1], b"a key that no other process has.")
+def address() -> Iterator[Address]:
+    """Provide a port of this machine, which no other process gets meanwhile."""
+    with hold_port() as held:
+        yield Address("127.0.0.1", held.getsockname()[1], b"a key that no other process has.")
 
 
 def test_processes_of_other_machines_are_accepted_and_strangers_are_rejected(address: Address) -> None:
@@ -324,16 +335,15 @@ def connect_to(where: Address) -> socket.socket:
 
 def test_a_process_with_another_secret_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
-    found: dict[int, object] = {}
-    own = hello(1, host="remote-node")
-    thread = join_as(found, own, replace(address, key=b"another key than that of rank 0."))
-    seconds = scaled(4)
-    with pytest.raises(RendezvousError, match=f"ranks 1-2 did not connect within {seconds:g} s"):
-        gather_machines(world(0), address, seconds)
-    thread.join()
-
-    text = "has another secret (PYTEST_ACCEL_SECRET) than rank 1 on remote-node, or belongs to another job"
-    assert text in str(found[1])
+    joined: list[object] = []
+    other = replace(address, key=b"another key than that of rank 0.")
+    text = r"has another secret \(PYTEST_ACCEL_SECRET\) than rank 1 on remote-node, or belongs to another job"
+    link = machine_link.DriverLink(address.key, address.port, lambda *call: joined.append(call))
+    with contextlib.closing(link), pytest.raises(RendezvousError, match=text):
+        rendezvous.join_machines(world(1), hello(1, host="remote-node"), other)
+    assert joined == []
+    with pytest.raises(RendezvousError, match="ranks 1-2 did not connect within 0 s"):
+        gather_machines(world(0), address, 0)
 
 
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:

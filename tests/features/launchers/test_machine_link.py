@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.session_folder import agent_path, rank_path
 from pytest_accel.features.launchers.agent_messages import StartServer
 from pytest_accel.features.launchers.machine_link import DriverLink, Target, call
@@ -21,7 +22,7 @@ from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import RankTarget, call_agent
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import LENGTH, decode
-from tests.deadline import eventually
+from tests.deadline import TIMEOUT, eventually
 from tests.peers import forked_copy, read_all
 
 KEY = b"a key that no other process has."
@@ -44,12 +45,13 @@ class Ends:
         """Set once the agent has noticed the end of the connection."""
         self.driver = DriverLink(KEY, 0, lambda *call: self.joined.put(call))
         hello = lambda own, other: Greeting(f"{own} to {other}")  # noqa: E731
-        self.link = call(["127.0.0.1"], self.driver.port, KEY, hello, "the driver", 30)
-        assert abs(self.link.clock) < 1
+        began = monotonic()
+        self.link = call(["127.0.0.1"], self.driver.port, KEY, hello, "the driver", TIMEOUT)
+        assert abs(self.link.clock) <= monotonic() - began
         self.link.serve(self._open, self._end)
         self.agent = threading.Thread(target=self.link.loop.run_forever)
         self.agent.start()
-        name, greeting = self.joined.get(timeout=30)
+        name, greeting = self.joined.get(timeout=TIMEOUT)
         assert decode(greeting, Greeting) == Greeting("127.0.0.1 to 127.0.0.1")
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
@@ -75,7 +77,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     made = Ends(tmp_path, tmp_path / "there")
     yield made
     made.driver.close()
-    assert made.ended.wait(30)
+    assert made.ended.wait(TIMEOUT)
     made.agent.join()
     made.link.close()
     for end in (made.pool, *made.servers):
@@ -112,7 +114,7 @@ def test_a_slow_reader_does_not_delay_other_streams(ends: Ends) -> None:
     with rank(ends, 0) as (slow, _), rank(ends, 1) as (fast, reader):
         slow.sendall(bytes(3_000_000))
         fast.sendall(b"at once")
-        reader.settimeout(30)
+        reader.settimeout(TIMEOUT)
         assert reader.recv(64) == b"at once"
 
 
@@ -123,7 +125,7 @@ def test_calls_are_routed_to_their_targets(ends: Ends) -> None:
         junk.sendall(LENGTH.pack(-1))
         assert read_all(junk) == b""
         here.sendall(b"hello")
-        there.settimeout(30)
+        there.settimeout(TIMEOUT)
         assert there.recv(64) == b"hello"
         there.sendall(b"welcome")
         there.close()
@@ -140,13 +142,13 @@ def test_data_is_carried_although_its_sender_has_closed_the_connection_and_data_
 
     with rank(ends, 0) as (here, there):
         ends.driver.loop.call_soon_threadsafe(wait)
-        assert waits.wait(30)
+        assert waits.wait(TIMEOUT)
         there.sendall(b"ready")
-        assert select.select([ends.driver._descriptor], [], [], 30)[0]  # Its loop finds the data when it goes on.
+        assert select.select([ends.driver._descriptor], [], [], TIMEOUT)[0]  # Its loop finds the data when it goes on.
         here.sendall(b"end")
         here.close()
         stopped.set()
-        there.settimeout(30)
+        there.settimeout(TIMEOUT)
         assert there.recv(64) == b"end"
 
 

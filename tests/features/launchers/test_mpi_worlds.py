@@ -32,10 +32,11 @@ _HEAD = """
 """
 _WITH_DEVICES = """
     import os
-    import time
+    from contextlib import suppress
 
     import psutil
     import pytest
+    from tests.deadline import eventually
 
 
     @pytest.mark.devices(1)
@@ -48,10 +49,12 @@ _WITH_DEVICES = """
     @pytest.mark.devices(2)
     def test_plain():
         session = psutil.Process(os.getppid()).parent()
-        deadline = time.monotonic() + 30
-        while any("launchers.mpi" in " ".join(one.cmdline()) for one in session.children(recursive=True)):
-            assert time.monotonic() < deadline, "the processes of a job have not ended with its world"
-            time.sleep(0.1)
+
+        def is_of_a_job(process):
+            with suppress(psutil.NoSuchProcess):  # It has just ended.
+                return "launchers.mpi" in " ".join(process.cmdline())
+
+        eventually("the job to end with its world", lambda: not any(map(is_of_a_job, session.children(recursive=True))))
 """
 """The devices of each job are those of the next test, and the job ends with its world."""
 _WORLD = (
@@ -157,7 +160,7 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
         documented = ("test_sum", *sums, "test_broadcast")
     suite.write("test_world.py", _WORLD)
     suite.write("test_ends.py", _ENDING_JOBS)
-    run = suite.start(CAUSES, environment=mpi).finish(2 * TIMEOUT)  # Several jobs, one after the other.
+    run = suite.start(CAUSES, environment=mpi).finish()
     passed = (
         *documented,
         *("test_its_ranks_are_the_worlds", "test_it_stays", "test_torch_has_its_group_too", "test_plain_ranks"),
@@ -173,9 +176,8 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
     assert run.causes["test_abort"] in ("died: status 3; rank 1", "died: job ended; ranks 0-1")
 
     suite.write("test_devices.py", _WITH_DEVICES)
-    run = suite.start(
-        "--accel=sim:2,shared", f"--accel-wait={scaled(30):g}", "test_devices.py", environment=mpi
-    ).finish(2 * TIMEOUT)
+    options = ("--accel=sim:2,shared", f"--accel-wait={scaled(TIMEOUT):g}")
+    run = suite.start(*options, "test_devices.py", environment=mpi).finish()
     run.expect({"test_job[0]": "PASSED", "test_job[1]": "PASSED", "test_plain": "PASSED"})
 
 

@@ -20,7 +20,7 @@ import pytest
 from tests import slurm
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
-from tests.deadline import eventually, scaled
+from tests.deadline import TIMEOUT, eventually, scaled
 from tests.launcher_sessions import launched_process, start_endless
 from tests.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
@@ -42,7 +42,7 @@ def two_machines(suite: BackgroundSuite, tmp_path: Path) -> Iterator[Machines]:
     """Yield two machines. The test fails if a process is left on one of them."""
     with machines(tmp_path) as made:
         yield made
-        eventually("all processes of both machines to end", lambda: not made.pids(), timeout=15)
+        eventually("all processes of both machines to end", lambda: not made.pids())
 
 
 def run_both(far: str, near: str) -> tuple[str, ...]:
@@ -469,7 +469,7 @@ def test_each_machine_leases_its_own_devices_and_output_of_remote_ranks_is_shown
 
     program = srun(two_machines, private=[str(suite.temporary)], far=["SIM_VISIBLE_DEVICES=0,1,2,3"])
     options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", "--accel=sim:5,shared")
-    run = suite.start(*options, f"--accel-wait={scaled(20):g}", program=program).finish()
+    run = suite.start(*options, f"--accel-wait={scaled(TIMEOUT):g}", program=program).finish()
 
     run.expect(
         {
@@ -517,7 +517,8 @@ def test_a_lost_lock_on_another_machine_ends_the_session_and_says_so(
     program = srun(two_machines, private=[str(suite.temporary)])
     run = suite.start("--accel=sim:1,shared", program=program).finish()
     assert run.ret == 1
-    assert "1 failed in" in run.text
+    # It is an error if the agent has ended before it has sent the driver the end of the setup.
+    assert re.search("1 (failed|error) in", run.text)
     assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.text
     assert "an error at this end" not in run.text
     assert re.search(r"^!+ srun has lost rank 1 \(pid \d+ on far-node\) !+$", run.text, re.MULTILINE)

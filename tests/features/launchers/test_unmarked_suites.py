@@ -13,8 +13,6 @@ from tests.background_suite import PYTEST, BackgroundSuite, torchrun
 from tests.run import Run
 
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
-_TIMEOUT = 120.0
-"""Seconds for one session."""
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _WAYS = (
     pytest.param(PYTEST, ("-n2",), 1, id="workers"),
@@ -175,7 +173,7 @@ def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tup
     outcomes = suite.temporary / "outcomes"
     outcomes.mkdir()
     environment = {**_AS_ROOT, "OUTCOMES": str(outcomes), "PYTHONPATH": str(suite.path)}
-    run = suite.start("-p", "recorder", *options, program=program, environment=environment).finish(_TIMEOUT)
+    run = suite.start("-p", "recorder", *options, program=program, environment=environment).finish()
     seen = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in outcomes.glob("*.json")}
     shutil.rmtree(outcomes)
     return seen, run

@@ -97,7 +97,7 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        (("-n2",), 10),
+        (("-n2",), 15),  # Without it, 36. Workers share a module at the end, as their times allow.
         # The ranks begin a test before the worker knows the test that follows it.
         pytest.param(("-n1", "--dist=loadfile"), 6, marks=pytest.mark.long),
     ],
@@ -140,7 +140,7 @@ def test_a_worker_and_its_ranks_keep_the_fixtures_of_the_module_with_which_the_w
 
 
 def test_tests_of_equal_needs_share_worlds(suite: Suite) -> None:
-    """A world whose devices another request has wanted, and no longer wants, stays: tests of 4 needs had 50 worlds."""
+    """How often depends on which test a worker ends first; `tests/leases` says when a world must be given up."""
     suite.write(
         "test_it.py",
         """
@@ -162,7 +162,7 @@ def test_tests_of_equal_needs_share_worlds(suite: Suite) -> None:
     run = suite.run("-n3", "--accel=sim:8", "--accel-record=record.jsonl", "-p", "no:randomly")
     assert run.count() == {"PASSED": 20}, run.text
     starts = [line for line in suite.read("record.jsonl") if "WorldStarting" in line]
-    assert 4 <= len(starts) <= 14
+    assert 4 <= len(starts) < 20
 
 
 @pytest.mark.long

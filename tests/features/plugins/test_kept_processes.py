@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import eventually
 from tests.features.conftest import Suite
 from tests.features.plugins.conftest import needs
 
@@ -68,7 +69,7 @@ def test_processes_of_wandb_and_joblib_are_no_leak(suite: Suite, monkeypatch: py
     run = suite.run("-o", "accel_leaks=fail", "-W", "default")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_dies": "FAILED"}, run.text
     assert len(run.outcomes()) == 2 + 3
-    assert not _loky_files() - before
+    eventually("loky's resource tracker to remove its files", lambda: not _loky_files() - before)
 
 
 def _loky_files() -> set[str]:

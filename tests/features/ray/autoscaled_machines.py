@@ -34,7 +34,10 @@ class AutoscaledMachines(RayMachines):
         log = self.folder / "ray" / "session_latest" / "logs" / "monitor.log"
         # The first text is written by version 1 of the autoscaler, the second by version 2.
         texts = "Autoscaler status:", "->RAY_RUNNING"
-        eventually("a report of the autoscaler", lambda: any(text in log.read_text() for text in texts))
+        # The head is ready before the process of the autoscaler has made the file.
+        eventually(
+            "a report of the autoscaler", lambda: log.exists() and any(text in log.read_text() for text in texts)
+        )
 
     def _head_options(self) -> tuple[str, ...]:
         config = {

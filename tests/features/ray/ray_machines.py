@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.background_suite import living_processes
 from tests.deadline import eventually
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -33,14 +34,15 @@ _SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "300",
-    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_timeout_ms": "30000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
 """The first setting keeps Ray from sending usage statistics, the second from starting a worker for each CPU in advance,
 whenever a session connects; the sessions use none. With the others, the head and the nodes notice within seconds that
-the other side is gone, and the autoscaler notices that a node is needed."""
+the other side is gone, whose port then refuses connections, and the autoscaler notices that a node is needed. A node
+that is only slow stays."""
 
 
 @dataclass(frozen=True)
@@ -156,4 +158,6 @@ class RayMachines:
         for node in reversed(self._nodes):
             if node.process.poll() is None:
                 node.kill()
+        # Processes of a node that has ended by itself may still write there.
+        eventually("all processes of the cluster to end", lambda: not living_processes("RAY_TMPDIR", str(self.folder)))
         shutil.rmtree(self.folder)

@@ -17,7 +17,7 @@ from pytest_accel.leases.shared_folder import lock_path
 from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
-from tests.deadline import eventually, scaled
+from tests.deadline import eventually
 from tests.features.ray.autoscaled_machines import AutoscaledMachines
 from tests.features.ray.ray_machines import RayMachines, needs_ray
 from tests.run import CAUSES, Run
@@ -217,9 +217,13 @@ def test_a_test_waits_for_another_session_whose_controller_leaves_no_processes_o
             pass
         """,
     )
-    waits = run(suite, machines, "--accel-wait=1", "test_waits.py")
-    waits.expect({"test_waits": "ERROR"})
-    assert "2 + 2 GPU on 2 nodes of the Ray cluster; 2 of 4 are free" in waits.failure("test_waits")
+    text = "2 + 2 GPU on 2 nodes of the Ray cluster; 2 of 4 are free"
+    for seconds in (1, 10, 60):  # In this time, Ray has to say what is free.
+        waits = run(suite, machines, f"--accel-wait={seconds}", "test_waits.py")
+        waits.expect({"test_waits": "ERROR"})
+        if text in waits.failure("test_waits"):
+            break
+    assert text in waits.failure("test_waits")
     os.kill(session.process.pid, signal.SIGKILL)
     session.process.communicate()
     expect_free_nodes(surroundings)
@@ -250,15 +254,17 @@ def test_devices_of_a_node_are_locked_against_other_sessions(
                 assert "test_locked" in lock.read_text()
         """,
     )
-    wait = f"{scaled(15):g}"  # In this time, Ray has to assign the node, and the agent to start there.
-    options = ("--accel=sim:2,shared", f"--accel-wait={wait}")
+    wished = lock_path(suite.locks, "sim-1", "wish")
     with contextlib.closing(SessionLocks(suite.locks)) as other:
         assert other.lock("sim-1")
-        waits = run(suite, machines, *options)
-    waits.expect({"test_locked": "ERROR"})
-    assert f"no devices came free within {wait} s" in waits.failure("test_locked")
-    assert lock_path(suite.locks, "sim-1", "wish").exists(), "Ray had assigned it, and the node waited for its lock"
-    run(suite, machines, *options).expect({"test_locked": "PASSED"})
+        for seconds in (10, 60):  # In this time, Ray has to assign the node, and the agent to start there.
+            waits = run(suite, machines, "--accel=sim:2,shared", f"--accel-wait={seconds}")
+            waits.expect({"test_locked": "ERROR"})
+            assert f"no devices came free within {seconds} s" in waits.failure("test_locked")
+            if wished.exists():
+                break
+    assert wished.exists(), "Ray had assigned it, and the node waited for its lock"
+    run(suite, machines, "--accel=sim:2,shared").expect({"test_locked": "PASSED"})
     expect_free_nodes(surroundings)
 
 
@@ -278,13 +284,16 @@ def test_a_world_whose_machine_is_lost_before_it_has_started_is_started_once_mor
         def test_next(): ...
         """,
     )
-    session = start(suite, machines, "--accel-log=steps.log")
+    # A fork server can start ranks once it has imported this.
+    suite.write("slow.py", f"from tests.inner import wait_for\n\nwait_for({str(suite.path / 'both-are-lost')!r})\n")
+    session = start(suite, machines, "--accel-log=steps.log", "-o", "accel_preload=slow")
     log = suite.path / "steps.log"
     for number in (1, 2):
-        step = f"agent of machine {number}: starts fork server "  # It imports torch before it can start ranks.
+        step = f"agent of machine {number}: starts fork server "
         eventually(step, lambda: log.exists() and step in log.read_text())  # noqa: B023
         (agent,) = [one for one in plugin_processes(surroundings) if "cluster_node" in " ".join(one.cmdline())]
         agent.kill()
+    (suite.path / "both-are-lost").touch()
     result = session.finish()
     result.expect({"test_lost_twice": "ERROR", "test_next": "PASSED"})
     assert "is lost: " in result.failure("test_lost_twice")
@@ -308,7 +317,10 @@ def test_a_lost_node_or_head_fails_the_tests_that_need_it(suite: BackgroundSuite
         made.add(2)
         node.kill()
         result = session.finish()
-        result.expect({"test_endless": "FAILED", "test_next": "PASSED"})
+        outcomes = result.outcomes()
+        # It is an error if the node was lost before it had sent the driver the end of the setup.
+        assert outcomes.pop("test_endless") in ("FAILED", "ERROR")
+        assert outcomes == {"test_next": "PASSED"}, result.text
         assert "ranks 0-1 were lost with the machine" in result.failure("test_endless")
         expect_free_nodes(surroundings)
         remove_folders_of_lost_nodes(surroundings)

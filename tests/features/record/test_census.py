@@ -46,8 +46,10 @@ _TESTS_THAT_END_THE_SESSION = """
     import os
     import signal
     import time
+    from pathlib import Path
 
     import pytest
+    from tests.deadline import eventually
 
     HOW = os.environ.get("HOW")
     pytestmark = pytest.mark.xdist_group("one")
@@ -57,6 +59,8 @@ _TESTS_THAT_END_THE_SESSION = """
 
     def test_ends():
         if HOW == "interrupt":
+            # The controller must have got the report of the test before.
+            eventually("the record of its end", lambda: '"when":"teardown"' in Path("record.jsonl").read_text())
             os.kill(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid(), signal.SIGINT)
             time.sleep(60)
         assert HOW != "fail"
