@@ -62,7 +62,7 @@ class LinkToRank(RankState):
         return self.pidfd is not None and is_readable(self.pidfd)
 
     def send(self, data: bytes) -> bool:
-        """Send a pickled message; return False if the rank lives and does not read it."""
+        """Send an encoded message; return False if the rank lives and does not read it."""
         try:
             self.connection.send_bytes(data)
         except BlockingIOError:

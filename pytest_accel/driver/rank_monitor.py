@@ -25,11 +25,14 @@ from pytest_accel.messages.rank_messages import (
     ForkReturned,
     PhaseReport,
     RankExit,
+    RankMessage,
+    RankMessages,
     RankNotice,
     TerminalRequest,
     TornDown,
     When,
 )
+from pytest_accel.messages.struct_messages import decode
 from pytest_accel.messages.unix_sockets import has_ended, is_readable
 from pytest_accel.pool.pool_client import PoolClient, WorldGrant
 from pytest_accel.verdict import sentences
@@ -153,12 +156,14 @@ class RankMonitor:
 
     def _handle_received(self, rank: LinkToRank) -> None:
         try:
-            messages = rank.connection.recv()
+            messages: RankMessages = decode(rank.connection.recv_bytes(), RankMessages)
         except BlockingIOError:
             self.record_stuck(rank, Hang(HangCause.STALLED, STALL_TIMEOUT))
-            return
-        for message in messages:
-            self._handle(rank, message)
+        except ValueError as error:
+            self._record_end(rank, "died", f"sent a message that cannot be read: {error}")
+        else:
+            for message in messages:
+                self._handle(rank, message)
 
     def record_stuck(self, rank: LinkToRank, hang: Hang) -> None:
         """Record that `rank` hangs, since it has not read a message, or has sent only a part of one."""
@@ -170,7 +175,7 @@ class RankMonitor:
             while rank.end is None and is_readable(rank.connection.fileno()):
                 self._handle_received(rank)
 
-    def _handle(self, rank: LinkToRank, message: object) -> None:
+    def _handle(self, rank: LinkToRank, message: RankMessage) -> None:
         if isinstance(message, PhaseReport) and message.serial == self.serial:
             if message.at:
                 rank.reports[message.when] = message

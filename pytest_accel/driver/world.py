@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
-from pickle import dumps
 
 from pytest_accel.core.clock import (
     COLLECTION_TIMEOUT,
@@ -30,10 +29,12 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     Command,
+    DriverRequest,
     Finished,
     RunTest,
     When,
 )
+from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
@@ -229,9 +230,9 @@ class World:
         names = item.name, item.nodeid
         self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
 
-    def _send(self, message: object, ranks: Sequence[LinkToRank] | None = None) -> None:
+    def _send(self, message: DriverRequest, ranks: Sequence[LinkToRank] | None = None) -> None:
         """Send `message` to the living ranks, or only to `ranks`."""
-        data = dumps(message)
+        data = encode(message)
         for rank in self._ranks if ranks is None else ranks:
             if rank.end is None and not rank.send(data):
                 self.monitor.record_stuck(rank, Hang(HangCause.UNREAD, WRITE_TIMEOUT))

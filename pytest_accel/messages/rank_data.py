@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-KEY = "accel_rank_data"
-"""Name of the data in a serialized report of a rank."""
 OWN_PREFIX = "pytest_accel:"
 """Prefix of the keys that are reserved for pytest-accel, used in `pytest_accel.features.plugins`."""
 FAILURES = (Exception, pytest.fail.Exception, pytest.skip.Exception)
@@ -20,8 +18,11 @@ class RankDataError(Exception):
     """An implementation of `pytest_accel_rank_data` raised, or returned data that is not plain or a key in use."""
 
 
-def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
-    """Return the data of all implementations of `pytest_accel_rank_data`. Raise :class:`RankDataError` if invalid."""
+def collect(item: pytest.Item, report: pytest.TestReport) -> bytes:
+    """Return the data of all implementations of `pytest_accel_rank_data`, as marshal writes it; empty if there is none.
+
+    Raise :class:`RankDataError` if it is invalid.
+    """
     collected: dict[str, Any] = {}
     for answer in item.ihook.pytest_accel_rank_data(item=item, report=report):
         for key, value in answer.items():
@@ -35,4 +36,4 @@ def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
                     "expected None, bool, int, float, str, bytes, or lists, tuples and dicts of these"
                 ) from None
             collected[key] = value
-    return collected
+    return dumps(collected) if collected else b""

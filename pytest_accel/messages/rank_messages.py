@@ -1,6 +1,6 @@
 """Messages between a driver and a rank, and why a rank has ended, which `verdict.sentences` puts into words.
 
-All can be pickled. Times are in seconds of the driver's `clock.monotonic`.
+Times are in seconds of the driver's `clock.monotonic`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Location = tuple[str, int | None, str]
 # Driver to rank
 
 
-class CollectFile(Struct, frozen=True):
+class CollectFile(Struct, frozen=True, tag=True):
     """Collect the file of the test `node` unless that has been done, and find the test. The answer is `Collected`."""
 
     node: NodeRef
@@ -48,7 +48,7 @@ class Command(Enum):
     """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 
 
-class RunTest(Struct, frozen=True):
+class RunTest(Struct, frozen=True, tag=True):
     """Run all phases of a test."""
 
     serial: int
@@ -62,6 +62,8 @@ class RunTest(Struct, frozen=True):
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
 
+
+DriverRequest = CollectFile | RunTest | Command
 
 RETIRED = 93
 """Exit status of a rank after `RETIRE`. It is not 0, since any code in the rank may exit with 0."""
@@ -81,7 +83,7 @@ class RankNotice(Enum):
     """The debugger has finished, and the test continues."""
 
 
-class Collected(Struct, frozen=True):
+class Collected(Struct, frozen=True, tag=True):
     """The answer to `CollectFile`. A rank that cannot import the file answers with `CannotRun` instead."""
 
     families: frozenset[TestFamily] = frozenset()
@@ -94,7 +96,7 @@ class Collected(Struct, frozen=True):
     """False if the rank needs `PREPARE` before its first test."""
 
 
-class CannotRun(Struct, frozen=True):
+class CannotRun(Struct, frozen=True, tag=True):
     """The rank cannot run any test; `text` is the reason."""
 
     text: str
@@ -102,7 +104,7 @@ class CannotRun(Struct, frozen=True):
     """The cause in one line, if the rank has recognized it; with it, the output of the rank is not shown."""
 
 
-class ForkReturned(Struct, frozen=True):
+class ForkReturned(Struct, frozen=True, tag=True):
     """A process that the test forked has returned from the test, and would have continued as a copy of the rank."""
 
     text: str
@@ -110,7 +112,7 @@ class ForkReturned(Struct, frozen=True):
     """The phase in which the process returned."""
 
 
-class PhaseReport(Struct, frozen=True):
+class PhaseReport(Struct, frozen=True, tag=True):
     """The report of one phase of a test, or an additional report in it, such as the report of a subtest."""
 
     serial: int
@@ -121,6 +123,8 @@ class PhaseReport(Struct, frozen=True):
     """0 for an additional report."""
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
+    plugin_data: bytes = b""
+    """The data of `pytest_accel_rank_data`, as `rank_data.collect` returns it."""
 
 
 class ExpectedEnd(Struct, frozen=True):
@@ -143,7 +147,7 @@ UNEVEN_COLLECTIVES = ExpectedEnd()
 """The ranks issue different numbers of collectives."""
 
 
-class Announced(Struct, frozen=True):
+class Announced(Struct, frozen=True, tag=True):
     """All announcements of the running call. A rank sends them in the call, each time that something changes."""
 
     serial: int = 0
@@ -153,7 +157,7 @@ class Announced(Struct, frozen=True):
     """Descriptions of the faults that are planned for this rank and have not come yet."""
 
 
-class TerminalRequest(Struct, frozen=True):
+class TerminalRequest(Struct, frozen=True, tag=True):
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 
     See `pytest_accel.rank.debugger`.
@@ -163,7 +167,7 @@ class TerminalRequest(Struct, frozen=True):
     """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
 
 
-class ExitRequest(Struct, frozen=True):
+class ExitRequest(Struct, frozen=True, tag=True):
     """The test has requested the end of the whole session, by ``pytest.exit`` or with a KeyboardInterrupt."""
 
     rank: int
@@ -185,7 +189,7 @@ class ExceptionSketch(Struct, frozen=True):
 
 
 class WarningSketch(Struct, frozen=True):
-    """A recorded warning, in a form that can always be pickled."""
+    """A recorded warning."""
 
     message: str
     category_module: str
@@ -218,7 +222,7 @@ class UnawaitedCollective(Struct, frozen=True):
     """First line of the error; None if the collective has not completed."""
 
 
-class TornDown(Struct, frozen=True):
+class TornDown(Struct, frozen=True, tag=True):
     """The answer to `TEAR_DOWN`."""
 
     error: ExceptionSketch | None = None
@@ -256,7 +260,7 @@ class Leak(Struct, frozen=True):
     """True if the ranks are replaced because the next test must not find the leak. Other settings are put back."""
 
 
-class Finished(Struct, frozen=True):
+class Finished(Struct, frozen=True, tag=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
     serial: int = 0
@@ -276,6 +280,22 @@ class Finished(Struct, frozen=True):
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
     """Why the ranks do not run another test, although this test did nothing wrong; empty if they may."""
+
+
+RankMessage = (
+    RankNotice
+    | Collected
+    | CannotRun
+    | ForkReturned
+    | PhaseReport
+    | Announced
+    | TerminalRequest
+    | ExitRequest
+    | TornDown
+    | Finished
+)
+RankMessages = tuple[RankMessage, ...]
+"""The messages that a rank sends together."""
 
 
 class ExitCause(Enum):

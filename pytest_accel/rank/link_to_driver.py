@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from os import _exit, getpid
-from pickle import dumps
 from socket import socket
 
 import pytest
 
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.rank_messages import (
-    CollectFile,
-    Command,
-    ForkReturned,
-    RunTest,
-)
+from pytest_accel.messages.rank_messages import DriverRequest, ForkReturned, RankMessage
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 
 
@@ -27,16 +22,16 @@ class LinkToDriver:
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
 
-    def receive(self) -> CollectFile | RunTest | Command:
+    def receive(self) -> DriverRequest:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: CollectFile | RunTest | Command = self._connection.recv()
+        request: DriverRequest = decode(self._connection.recv_bytes(), DriverRequest)
         return request
 
-    def send(self, *messages: object) -> None:
+    def send(self, *messages: RankMessage) -> None:
         """Send `messages` together, unless the driver has exited."""
         self.exit_if_forked()
         with suppress(OSError):  # The driver has exited, or the pool has connected only to retire this rank.
-            self._connection.send_bytes(dumps(messages))
+            self._connection.send_bytes(encode(messages))
 
     def close(self) -> None:
         """Close the connection. Messages that are sent afterwards are dropped."""
@@ -53,5 +48,5 @@ class LinkToDriver:
         text = f"a process that it had forked has returned from the test\n{failure}"
         phase = "call" if report is None or report.when is None else report.when
         with suppress(OSError):
-            self._connection.send_bytes(dumps((ForkReturned(text, phase),)))
+            self._connection.send_bytes(encode((ForkReturned(text, phase),)))
         _exit(1)

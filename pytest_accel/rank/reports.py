@@ -22,7 +22,7 @@ from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.truncation import cut_failure
 from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import ExceptionSketch
-from pytest_accel.messages.serialization import plain_properties, sketch, travels
+from pytest_accel.messages.serialization import plain, sketch
 from pytest_accel.rank.context import RankContext
 
 _WRAPPERS = re.compile(r"torch\.(distributed\.c10d_logger|utils\._contextlib|_compile)$")
@@ -111,8 +111,8 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
         data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
     if config.get_verbosity() < 2:
         cut_failure(data.get("longrepr"))
-    data["user_properties"] = plain_properties(data.get("user_properties", ()))
-    return {name: value for name, value in data.items() if travels(value)}
+    found: dict[str, Any] = plain(data)
+    return found
 
 
 def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, An
     return serialize(config, report)
 
 
-def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[dict[str, Any], ExceptionSketch | None]:
+def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[bytes, ExceptionSketch | None]:
     """Return the data that plugins send with `report`, and the exception if collecting the data has made `report` fail.
 
     If the report has failed before, an error in the data is only added to it as a section.
@@ -136,6 +136,6 @@ def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[dic
             text = f"pytest_accel_rank_data raised {type(error).__name__}: {error}\n{format_exc()}"
         if report.failed:
             report.sections.append(("pytest_accel_rank_data", text))
-            return {}, None
+            return b"", None
         report.outcome, report.longrepr = "failed", text
-        return {}, sketch(rank_data.RankDataError(text))
+        return b"", sketch(rank_data.RankDataError(text))

@@ -24,7 +24,6 @@ from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.signals import INTERRUPT_SIGNAL
 from pytest_accel.core.stash_keys import OWNERS
-from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
@@ -336,16 +335,14 @@ class TestRunner:
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)
-        plugin_data: dict[str, Any] = {}
+        plugin_data = b""
         exception = self._reports.exception
         if test.item is not None:
             plugin_data, invalid = collect_rank_data(test.item, report)
             exception = invalid or exception
         data = phase_data(self._config, report)
-        if plugin_data:
-            data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
-        phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
+        phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report), plugin_data)
         self._reports.exception = None
         test.only_passed &= report.passed
         if report.passed and report.when == "teardown":
