@@ -14,7 +14,7 @@ from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.link_to_rank import STALL_TIMEOUT, LinkToRank
+from pytest_accel.driver.link_to_rank import LinkToRank
 from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import (
     Announced,
@@ -26,14 +26,11 @@ from pytest_accel.messages.rank_messages import (
     PhaseReport,
     RankExit,
     RankMessage,
-    RankMessages,
-    RankNotice,
     TerminalRequest,
     TornDown,
     When,
 )
-from pytest_accel.messages.struct_messages import decode
-from pytest_accel.messages.unix_sockets import has_ended, is_readable
+from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
 from pytest_accel.pool.pool_client import PoolClient, WorldGrant
 from pytest_accel.verdict import sentences
 
@@ -156,17 +153,14 @@ class RankMonitor:
 
     def _handle_received(self, rank: LinkToRank) -> None:
         try:
-            messages: RankMessages = decode(rank.connection.recv_bytes(), RankMessages)
-        except BlockingIOError:
-            self.record_stuck(rank, Hang(HangCause.STALLED, STALL_TIMEOUT))
+            for message in rank.receive():
+                self._handle(rank, message)
         except ValueError as error:
             self._record_end(rank, "died", f"sent a message that cannot be read: {error}")
-        else:
-            for message in messages:
-                self._handle(rank, message)
 
-    def record_stuck(self, rank: LinkToRank, hang: Hang) -> None:
-        """Record that `rank` hangs, since it has not read a message, or has sent only a part of one."""
+    def record_unread(self, rank: LinkToRank) -> None:
+        """Record that `rank` hangs, since it has not read a message."""
+        hang = Hang(HangCause.UNREAD, WRITE_TIMEOUT)
         self._record_end(rank, "hung", stack=self.stacks().get(rank.rank, ""), hang=hang)
 
     def _drain(self, rank: LinkToRank) -> None:
@@ -184,7 +178,7 @@ class RankMonitor:
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
             self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
-        elif message is RankNotice.READY:
+        elif message is None:
             self.ready.add(rank.rank)
         elif isinstance(message, Collected):
             rank.collected = message
@@ -200,9 +194,10 @@ class RankMonitor:
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced = message
         elif isinstance(message, TerminalRequest):
-            self._debugger.ask(rank.rank, message.method)
-        elif message is RankNotice.TERMINAL_RETURNED:
-            self._debugger.release()
+            if message.method is None:
+                self._debugger.release()
+            else:
+                self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TornDown):
             rank.torn_down = message
 

@@ -35,7 +35,6 @@ from pytest_accel.messages.rank_messages import (
     When,
 )
 from pytest_accel.messages.struct_messages import encode
-from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import error_consequence
@@ -235,7 +234,7 @@ class World:
         data = encode(message)
         for rank in self._ranks if ranks is None else ranks:
             if rank.end is None and not rank.send(data):
-                self.monitor.record_stuck(rank, Hang(HangCause.UNREAD, WRITE_TIMEOUT))
+                self.monitor.record_unread(rank)
 
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.

@@ -38,7 +38,7 @@ class Command(Enum):
     """A request without arguments."""
 
     PREPARE = "prepare"
-    """Prepare for tests: verify the devices, and form the process group. The answer is `READY` or `CannotRun`.
+    """Prepare for tests: verify the devices, and form the process group. The answer is `CannotRun` or None.
 
     Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
     """
@@ -72,15 +72,6 @@ FAILED_BY_HOOK = 94
 
 
 # Rank to driver
-
-
-class RankNotice(Enum):
-    """A message of a rank without further data."""
-
-    READY = "ready"
-    """The rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
-    TERMINAL_RETURNED = "terminal returned"
-    """The debugger has finished, and the test continues."""
 
 
 class Collected(Struct, frozen=True, tag=True):
@@ -163,8 +154,11 @@ class TerminalRequest(Struct, frozen=True, tag=True):
     See `pytest_accel.rank.debugger`.
     """
 
-    method: str
-    """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
+    method: str | None
+    """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``.
+
+    None if the debugger has finished, and the test continues.
+    """
 
 
 class ExitRequest(Struct, frozen=True, tag=True):
@@ -283,8 +277,7 @@ class Finished(Struct, frozen=True, tag=True):
 
 
 RankMessage = (
-    RankNotice
-    | Collected
+    Collected
     | CannotRun
     | ForkReturned
     | PhaseReport
@@ -293,7 +286,9 @@ RankMessage = (
     | ExitRequest
     | TornDown
     | Finished
+    | None
 )
+"""None: the rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
 RankMessages = tuple[RankMessage, ...]
 """The messages that a rank sends together."""
 

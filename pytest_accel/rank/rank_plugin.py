@@ -25,7 +25,7 @@ from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
-from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
+from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RunTest
 from pytest_accel.messages.world_spec import WORKER_VARIABLES, Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.collector import RankCollector
@@ -170,7 +170,7 @@ class RankPlugin:
         self.served = True
         while not self.retired:
             driver = LinkToDriver(self._listener)
-            driver.send(RankNotice.READY)
+            driver.send(None)
             self._serve(session, driver)
         return True
 
@@ -235,7 +235,7 @@ class RankPlugin:
                 if isinstance(request, CollectFile):
                     self._runner.collect(session, driver, request)
                 elif request is Command.PREPARE:
-                    driver.send(self._problem or RankNotice.READY)
+                    driver.send(self._problem)
                 elif request is Command.TEAR_DOWN:
                     self._runner.tear_down(session, driver)
                 elif isinstance(request, RunTest):
