@@ -139,19 +139,17 @@ class RankMonitor:
             rank: LinkToRank = key.data
             if rank.end is not None:
                 continue
-            if key.fileobj is rank.connection:
-                self._receive(rank)
-            else:
+            try:
+                if key.fileobj is rank.connection:
+                    self._receive(rank)
+                else:
+                    self._handle_exit(rank)
+            except (EOFError, OSError):
                 self._handle_exit(rank)
         return bool(events)
 
     def _receive(self, rank: LinkToRank) -> None:
-        try:
-            self._handle_received(rank)
-        except (EOFError, OSError):
-            self._handle_exit(rank)
-
-    def _handle_received(self, rank: LinkToRank) -> None:
+        """Handle the messages of `rank` that have arrived; raise EOFError or OSError if its connection has ended."""
         try:
             for message in rank.receive():
                 self._handle(rank, message)
@@ -167,7 +165,7 @@ class RankMonitor:
         """Handle all messages that a rank has sent until now."""
         with suppress(EOFError, OSError):
             while rank.end is None and is_readable(rank.connection.fileno()):
-                self._handle_received(rank)
+                self._receive(rank)
 
     def _handle(self, rank: LinkToRank, message: RankMessage) -> None:
         if isinstance(message, PhaseReport) and message.serial == self.serial:

@@ -236,7 +236,7 @@ class World:
             if rank.end is None and not rank.send(data):
                 self.monitor.record_unread(rank)
 
-    def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
+    def wait(self, when: When, limit: PhaseLimit) -> Sequence[RankOutcome]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
@@ -246,9 +246,11 @@ class World:
             self._wait(when, limit)
         if self._tail is not None:
             self._tail.drain([rank.rank for rank in self._ranks if rank.finished or rank.end])
-        outcomes = tuple(rank.outcome(when) for rank in self._ranks)
-        ranks = zip(self._ranks, outcomes, strict=True)
-        self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
+        outcomes = []
+        for rank in self._ranks:
+            outcomes.append(rank.outcome(when))
+            if outcomes[-1] is rank.end:
+                self._reported_ends.add(rank.rank)
         return outcomes
 
     def _wait(self, when: When, limit: PhaseLimit) -> None:
@@ -273,9 +275,12 @@ class World:
         processor, and finds their data in its caches: with a wait in each phase, that work takes 1.2 times as long.
         """
         end = monotonic() + min(_INTERVAL, limit.rest)
-        while not (has_ended := all(rank.done for rank in self._ranks)) and monotonic() < end:
-            self.monitor.pump(end)
-        return has_ended
+        for rank in self._ranks:
+            while not rank.done:
+                if monotonic() >= end:
+                    return False
+                self.monitor.pump(end)
+        return True
 
     @property
     def _any_failed_or_ended(self) -> bool:
