@@ -31,8 +31,6 @@ class HangCause(Enum):
     """The rank did not become ready for a test in time."""
     COLLECTION_TIMEOUT = "collection timeout"
     """The rank did not collect the test's file in time."""
-    UNREAD = "unread"
-    """The rank did not read a message."""
     OTHER_RANK = "other rank"
     """Another rank had failed or ended, and the rank did not finish the test in its grace time."""
     DEADLOCK = "deadlock"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from os import close, read
 
@@ -81,15 +82,10 @@ class LinkToRank(RankState):
             del self._unread[:end]
             yield from messages
 
-    def send(self, data: bytes) -> bool:
-        """Send an encoded message; return False if the rank lives and does not read it."""
-        try:
+    def send(self, data: bytes) -> None:
+        """Send an encoded message, unless the rank is dead, as the monitor notices, or does not read, and times out."""
+        with suppress(OSError):
             self.connection.send_bytes(data)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # The rank is dead, and the monitor notices the exit.
-        return True
 
     def close(self) -> None:
         self.connection.close()

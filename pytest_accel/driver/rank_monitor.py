@@ -30,7 +30,7 @@ from pytest_accel.messages.rank_messages import (
     TornDown,
     When,
 )
-from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
+from pytest_accel.messages.unix_sockets import has_ended, is_readable
 from pytest_accel.pool.pool_client import PoolClient, WorldGrant
 from pytest_accel.verdict import sentences
 
@@ -155,11 +155,6 @@ class RankMonitor:
                 self._handle(rank, message)
         except ValueError as error:
             self._record_end(rank, "died", f"sent a message that cannot be read: {error}")
-
-    def record_unread(self, rank: LinkToRank) -> None:
-        """Record that `rank` hangs, since it has not read a message."""
-        hang = Hang(HangCause.UNREAD, WRITE_TIMEOUT)
-        self._record_end(rank, "hung", stack=self.stacks().get(rank.rank, ""), hang=hang)
 
     def _drain(self, rank: LinkToRank) -> None:
         """Handle all messages that a rank has sent until now."""

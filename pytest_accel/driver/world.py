@@ -9,7 +9,6 @@ from functools import cached_property, partial
 
 from pytest_accel.core.clock import (
     COLLECTION_TIMEOUT,
-    COLLECTION_TIMEOUT_AFTER_HANG,
     GRACE,
     RETIRE_TIMEOUT,
     START_TIMEOUT,
@@ -127,20 +126,19 @@ class World:
         """Return whether all ranks are known to have the test `node`."""
         return node.family in self._families.get(node.path, ())
 
-    def collect(self, request: CollectFile, *, has_hung: bool = False) -> None:
+    def collect(self, request: CollectFile) -> None:
         """Have every rank collect the file of the requested test.
 
-        The time that this takes, for example for imports, is no part of any limit of the test. If a rank
-        cannot run the test, the outcome of its setup says why. `has_hung` is True if ranks of another world have not
-        collected the file in time.
+        The time that this takes, for example for imports, is no part of any limit of the test. If a rank cannot run
+        the test, the outcome of its setup says why.
         """
         node = request.node
         self._refused = None  # The refused test may never have reached its setup, for another reason.
         self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
-        seconds = COLLECTION_TIMEOUT_AFTER_HANG if has_hung else COLLECTION_TIMEOUT
-        self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, seconds))
+        hang = Hang(HangCause.COLLECTION_TIMEOUT, COLLECTION_TIMEOUT)
+        self._await(lambda rank: rank.collected is not None, hang)
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == len(self._ranks) and self._prepare(answers):
@@ -233,8 +231,8 @@ class World:
         """Send `message` to the living ranks, or only to `ranks`."""
         data = encode(message)
         for rank in self._ranks if ranks is None else ranks:
-            if rank.end is None and not rank.send(data):
-                self.monitor.record_unread(rank)
+            if rank.end is None:
+                rank.send(data)
 
     def wait(self, when: When, limit: PhaseLimit) -> Sequence[RankOutcome]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.

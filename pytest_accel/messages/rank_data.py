@@ -11,7 +11,6 @@ OWN_PREFIX = "pytest_accel:"
 """Prefix of the keys that are reserved for pytest-accel, used in `pytest_accel.features.plugins`."""
 FAILURES = (Exception, pytest.fail.Exception, pytest.skip.Exception)
 """Exceptions of a hook implementation that fail the test."""
-PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 class RankDataError(Exception):

@@ -74,14 +74,14 @@ def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, s
     """Return `message`, a warning recorded at `location`, as plain data."""
     category = message.category
     return WarningSketch(
-        str(message.message), category.__module__, category.__qualname__, message.filename, message.lineno, location
+        _text(message.message), category.__module__, category.__qualname__, message.filename, message.lineno, location
     )
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as plain data, in which text replaces each other object, such as an argument of a subtest.
+    """Return `value` as plain data: text replaces each object that is none, such as an argument of a subtest.
 
-    xdist ends the session for such an object in a report.
+    xdist ends the session if a report has such an object.
     """
     if isinstance(value, dict):
         return {plain(key): plain(one) for key, one in value.items()}
@@ -89,7 +89,9 @@ def plain(value: Any) -> Any:
         return tuple(map(plain, value))
     if isinstance(value, list):
         return [*map(plain, value)]
-    return value if value is None or isinstance(value, (int, float, str, bytes)) else _text(value)
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    return next((kind(value) for kind in (int, float) if isinstance(value, kind)), _text(value))
 
 
 def _text(value: object) -> str:
