@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from os import close, read
+from socket import socket
 
 from pytest_accel.core import processes
 from pytest_accel.diagnostics.rank_state import RankState
@@ -13,7 +14,7 @@ from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_messages import RankMessage, RankMessages
 from pytest_accel.messages.struct_messages import LENGTH, decode
-from pytest_accel.messages.unix_sockets import Connection, is_readable
+from pytest_accel.messages.unix_sockets import is_readable
 from pytest_accel.pool.pool_client import WorldGrant
 
 _PIECE = 1 << 16
@@ -49,12 +50,12 @@ class LinkToRank(RankState):
         except BaseException:
             stream.close()
             raise
-        self.connection = Connection(stream.detach())
+        self.connection = stream
         self._unread = bytearray()
         """The first part of a message that has not arrived completely."""
 
     @property
-    def sources(self) -> Iterator[Connection | int]:
+    def sources(self) -> Iterator[socket | int]:
         """The file objects that become readable when the rank sends a message or ends."""
         yield self.connection
         if self.pidfd is not None:
@@ -83,9 +84,9 @@ class LinkToRank(RankState):
             yield from messages
 
     def send(self, data: bytes) -> None:
-        """Send an encoded message, unless the rank is dead, as the monitor notices, or does not read, and times out."""
+        """Send a frame. The monitor notices the exit of a rank that is dead; a rank that does not read times out."""
         with suppress(OSError):
-            self.connection.send_bytes(data)
+            unix_sockets.sendall(self.connection, data)
 
     def close(self) -> None:
         self.connection.close()

@@ -33,7 +33,7 @@ from pytest_accel.messages.rank_messages import (
     RunTest,
     When,
 )
-from pytest_accel.messages.struct_messages import encode
+from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import error_consequence
@@ -229,7 +229,7 @@ class World:
 
     def _send(self, message: DriverRequest, ranks: Sequence[LinkToRank] | None = None) -> None:
         """Send `message` to the living ranks, or only to `ranks`."""
-        data = encode(message)
+        data = frame(encode(message))
         for rank in self._ranks if ranks is None else ranks:
             if rank.end is None:
                 rank.send(data)

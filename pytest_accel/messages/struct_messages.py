@@ -14,7 +14,7 @@ from functools import cache
 from marshal import dumps, loads
 from struct import Struct as BinaryFormat
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from msgspec import Struct, convert, defstruct, to_builtins
 
@@ -72,6 +72,19 @@ def _holder(form: Any) -> type[Struct]:
 def frame(data: bytes) -> bytes:
     """Return `data` with its length before it."""
     return LENGTH.pack(len(data)) + data
+
+
+def read_frame(file: BinaryIO, form: Any) -> Any:
+    """Read a frame of the blocking `file`, and return its message; raise EOFError at the end."""
+    (length,) = LENGTH.unpack(_read(file, LENGTH.size))
+    return decode(_read(file, length), form)
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 async def read_message(reader: StreamReader, form: Any) -> Any:
