@@ -8,7 +8,7 @@ from __future__ import annotations
 from json import dumps, loads
 from typing import Literal
 
-from msgspec import Struct, field, to_builtins
+from msgspec import MsgspecError, Struct, field, to_builtins
 
 from pytest_accel.messages.struct_messages import from_builtins
 
@@ -92,6 +92,6 @@ def from_json(data: bytes) -> FlightRecord:
     """Return the record in a file's content `data`, or an empty record if `data` is not valid."""
     try:
         record: FlightRecord = from_builtins(loads(data), FlightRecord)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MsgspecError):
         return FlightRecord()
     return record

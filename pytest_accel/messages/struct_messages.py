@@ -16,7 +16,7 @@ from struct import Struct as BinaryFormat
 from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from msgspec import Struct, convert, defstruct, to_builtins
+from msgspec import MsgspecError, Struct, convert, defstruct, to_builtins
 
 if TYPE_CHECKING:
     from asyncio import StreamReader
@@ -53,7 +53,7 @@ def decode(data: bytes, form: Any) -> Any:
     """Return the message in `data`; raise ValueError if it is not of the type `form`, such as a union of structs."""
     try:
         return from_builtins(loads(data), form)
-    except (EOFError, TypeError, RecursionError) as error:
+    except (EOFError, TypeError, RecursionError, MsgspecError) as error:
         raise ValueError(f"not a message: {error}") from None
 
 

@@ -28,7 +28,7 @@ def test_the_rest_of_a_message_is_not_awaited(tmp_path: Path) -> None:
         closing(LinkToRank(grant, 0)) as link,
     ):
         with unix_sockets.accept(listener) as rank:
-            received = []
+            received: list[object] = []
             for part, complete in ((sent[:2], []), (sent[2:-1], [short] * 2), (sent[-1:], [short, short, long])):
                 rank.sendall(part)
                 while unix_sockets.is_readable(link.connection.fileno()):
