@@ -72,10 +72,8 @@ def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type
 
 def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, str] | None) -> WarningSketch:
     """Return `message`, a warning recorded at `location`, as plain data."""
-    category = message.category
-    return WarningSketch(
-        _text(message.message), category.__module__, category.__qualname__, message.filename, message.lineno, location
-    )
+    category, text = message.category, _text(message.message)
+    return WarningSketch(text, category.__module__, category.__qualname__, message.filename, message.lineno, location)
 
 
 def plain(value: Any) -> Any:
