@@ -115,7 +115,7 @@ class PhaseReport(Struct, frozen=True, tag=True):
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
     plugin_data: bytes = b""
-    """The data of `pytest_accel_rank_data`, as `rank_data.collect` returns it."""
+    """The data of `pytest_accel_rank_data`, as `marshal` writes it; empty if there is none."""
 
 
 class ExpectedEnd(Struct, frozen=True):

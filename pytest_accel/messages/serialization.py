@@ -12,6 +12,10 @@ import pytest
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 
 
+class RankDataError(Exception):
+    """An implementation of `pytest_accel_rank_data` raised, or returned data that is not plain or a key in use."""
+
+
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
     """Return `error`, with up to `depth` of its causes, as plain data."""
     cause = error.__cause__
