@@ -24,7 +24,5 @@ START_TIMEOUT = 120.0
 modules, configure pytest and join its process group."""
 COLLECTION_TIMEOUT = 600.0
 """Timeout in seconds for ranks to collect the file of a test, which may import a large framework from a cold disk."""
-COLLECTION_TIMEOUT_AFTER_HANG = 30.0
-"""The same for a file that ranks have not collected in time before: each of its tests asks for that in new ranks."""
 RETIRE_TIMEOUT = 10.0
 """Seconds that the ranks of a retired world have to tear down their session fixtures."""

@@ -31,11 +31,11 @@ class NodePlace(NamedTuple):
     """Number of earlier members of the family with this name."""
     members: int = 0
     """Number of children in the family; 0 for a node that no collector has returned."""
-    digest: bytes = b""
+    digest: str = ""
     """Digest of the family's function and names. Their order counts only if the names do not tell the members apart."""
 
 
-TestFamily = tuple[bytes | str, ...]
+TestFamily = tuple[str, ...]
 """The tests that a collector has made of the same function; see `NodeRef.family`."""
 
 
@@ -115,7 +115,7 @@ def _place(node: pytest.Item | pytest.Collector) -> NodePlace:
     return found
 
 
-def _digest(family: str, names: list[str]) -> bytes:
+def _digest(family: str, names: list[str]) -> str:
     """Return the digest of a family, which has these `names`.
 
     Parameters from a set have another order in each process. That does no harm if their ids differ.
@@ -126,4 +126,4 @@ def _digest(family: str, names: list[str]) -> bytes:
         data = name.encode(errors="surrogatepass")
         digest.update(b"%d:" % len(data))
         digest.update(data)
-    return digest.digest()
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIG
 from pytest_accel.core.truncation import read_end
 from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.messages.connect import Inspection, call_agent
-from pytest_accel.messages.flight_record import FlightRecord
+from pytest_accel.messages.flight_record import FlightRecord, from_json
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.struct_messages import decode, encode, from_builtins
 from pytest_accel.messages.unix_sockets import Connection, limit_reads
@@ -143,17 +143,8 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: flo
     found: dict[int, FlightRecord] = {}
     for rank in signalled:
         with suppress(OSError):
-            found[rank] = read_record(Path(paths[rank]).read_bytes())
+            found[rank] = from_json(Path(paths[rank]).read_bytes())
     return found
-
-
-def read_record(data: bytes) -> FlightRecord:
-    """Return the record that a rank has written as `data`, or an empty record if `data` is not valid."""
-    try:
-        record: FlightRecord = decode(data, FlightRecord)
-    except ValueError:
-        return FlightRecord()
-    return record
 
 
 def _blocks(pid: int, number: int) -> bool:

@@ -92,6 +92,8 @@ class Driver:
         world, node = self._world, marked.node
         if world is not None and world.refuses(node):
             return world  # A rank cannot run the test, and the outcome of its setup will say why.
+        if node.path in self._hung:
+            raise phase_verdict.not_run("ranks did not import and collect the file in time for an earlier test")
         is_collected = world is not None and world.has_collected(node)
         # Before a test that is collected, `begin` looks whether the ranks live.
         if world is not None and not (world.fits(marked.key) and (is_collected or world.alive)):
@@ -103,7 +105,7 @@ class Driver:
             if not is_collected and not world.refuses(node):
                 project_marks = marked.item.config.stash[OWNERS].of_project
                 request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
-                world.collect(request, has_hung=node.path in self._hung)
+                world.collect(request)
                 if world.hung_in_collection:
                     self._hung.add(node.path)
         except KeyboardInterrupt:

@@ -26,8 +26,8 @@ from pytest_accel.driver.item_hooks import redirected
 from pytest_accel.driver.item_plan import ItemPlan, MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
 from pytest_accel.driver.world import World
-from pytest_accel.messages.rank_data import FAILURES, RankDataError
 from pytest_accel.messages.rank_messages import When
+from pytest_accel.messages.serialization import RankDataError
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
 from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
@@ -150,7 +150,7 @@ class MarkedItem(MarkedTest):
         failed_before = report.failed
         try:
             self.item.ihook.pytest_accel_merge(item=self.item, report=report, rank_data=sent)
-        except FAILURES as error:
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
             text = f"pytest_accel_merge raised {type(error).__name__}: {error}\n{format_exc()}"
             if failed_before:
                 report.sections.append(("pytest_accel_merge", text))

@@ -14,7 +14,7 @@ from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.link_to_rank import STALL_TIMEOUT, LinkToRank
+from pytest_accel.driver.link_to_rank import LinkToRank
 from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import (
     Announced,
@@ -25,7 +25,7 @@ from pytest_accel.messages.rank_messages import (
     ForkReturned,
     PhaseReport,
     RankExit,
-    RankNotice,
+    RankMessage,
     TerminalRequest,
     TornDown,
     When,
@@ -139,38 +139,30 @@ class RankMonitor:
             rank: LinkToRank = key.data
             if rank.end is not None:
                 continue
-            if key.fileobj is rank.connection:
-                self._receive(rank)
-            else:
+            try:
+                if key.fileobj is rank.connection:
+                    self._receive(rank)
+                else:
+                    self._handle_exit(rank)
+            except (EOFError, OSError):
                 self._handle_exit(rank)
         return bool(events)
 
     def _receive(self, rank: LinkToRank) -> None:
+        """Handle the messages of `rank` that have arrived; raise EOFError or OSError if its connection has ended."""
         try:
-            self._handle_received(rank)
-        except (EOFError, OSError):
-            self._handle_exit(rank)
-
-    def _handle_received(self, rank: LinkToRank) -> None:
-        try:
-            messages = rank.connection.recv()
-        except BlockingIOError:
-            self.record_stuck(rank, Hang(HangCause.STALLED, STALL_TIMEOUT))
-            return
-        for message in messages:
-            self._handle(rank, message)
-
-    def record_stuck(self, rank: LinkToRank, hang: Hang) -> None:
-        """Record that `rank` hangs, since it has not read a message, or has sent only a part of one."""
-        self._record_end(rank, "hung", stack=self.stacks().get(rank.rank, ""), hang=hang)
+            for message in rank.receive():
+                self._handle(rank, message)
+        except ValueError as error:
+            self._record_end(rank, "died", f"sent a message that cannot be read: {error}")
 
     def _drain(self, rank: LinkToRank) -> None:
         """Handle all messages that a rank has sent until now."""
         with suppress(EOFError, OSError):
             while rank.end is None and is_readable(rank.connection.fileno()):
-                self._handle_received(rank)
+                self._receive(rank)
 
-    def _handle(self, rank: LinkToRank, message: object) -> None:
+    def _handle(self, rank: LinkToRank, message: RankMessage) -> None:
         if isinstance(message, PhaseReport) and message.serial == self.serial:
             if message.at:
                 rank.reports[message.when] = message
@@ -179,7 +171,7 @@ class RankMonitor:
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
             self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
-        elif message is RankNotice.READY:
+        elif message is None:
             self.ready.add(rank.rank)
         elif isinstance(message, Collected):
             rank.collected = message
@@ -195,9 +187,10 @@ class RankMonitor:
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced = message
         elif isinstance(message, TerminalRequest):
-            self._debugger.ask(rank.rank, message.method)
-        elif message is RankNotice.TERMINAL_RETURNED:
-            self._debugger.release()
+            if message.method is None:
+                self._debugger.release()
+            else:
+                self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TornDown):
             rank.torn_down = message
 

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
-from pickle import dumps
 
 from pytest_accel.core.clock import (
     COLLECTION_TIMEOUT,
-    COLLECTION_TIMEOUT_AFTER_HANG,
     GRACE,
     RETIRE_TIMEOUT,
     START_TIMEOUT,
@@ -30,11 +28,12 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     Command,
+    DriverRequest,
     Finished,
     RunTest,
     When,
 )
-from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT
+from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import error_consequence
@@ -127,20 +126,19 @@ class World:
         """Return whether all ranks are known to have the test `node`."""
         return node.family in self._families.get(node.path, ())
 
-    def collect(self, request: CollectFile, *, has_hung: bool = False) -> None:
+    def collect(self, request: CollectFile) -> None:
         """Have every rank collect the file of the requested test.
 
-        The time that this takes, for example for imports, is no part of any limit of the test. If a rank
-        cannot run the test, the outcome of its setup says why. `has_hung` is True if ranks of another world have not
-        collected the file in time.
+        The time that this takes, for example for imports, is no part of any limit of the test. If a rank cannot run
+        the test, the outcome of its setup says why.
         """
         node = request.node
         self._refused = None  # The refused test may never have reached its setup, for another reason.
         self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
-        seconds = COLLECTION_TIMEOUT_AFTER_HANG if has_hung else COLLECTION_TIMEOUT
-        self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, seconds))
+        hang = Hang(HangCause.COLLECTION_TIMEOUT, COLLECTION_TIMEOUT)
+        self._await(lambda rank: rank.collected is not None, hang)
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == len(self._ranks) and self._prepare(answers):
@@ -229,14 +227,14 @@ class World:
         names = item.name, item.nodeid
         self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
 
-    def _send(self, message: object, ranks: Sequence[LinkToRank] | None = None) -> None:
+    def _send(self, message: DriverRequest, ranks: Sequence[LinkToRank] | None = None) -> None:
         """Send `message` to the living ranks, or only to `ranks`."""
-        data = dumps(message)
+        data = frame(encode(message))
         for rank in self._ranks if ranks is None else ranks:
-            if rank.end is None and not rank.send(data):
-                self.monitor.record_stuck(rank, Hang(HangCause.UNREAD, WRITE_TIMEOUT))
+            if rank.end is None:
+                rank.send(data)
 
-    def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
+    def wait(self, when: When, limit: PhaseLimit) -> Sequence[RankOutcome]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
@@ -246,9 +244,11 @@ class World:
             self._wait(when, limit)
         if self._tail is not None:
             self._tail.drain([rank.rank for rank in self._ranks if rank.finished or rank.end])
-        outcomes = tuple(rank.outcome(when) for rank in self._ranks)
-        ranks = zip(self._ranks, outcomes, strict=True)
-        self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
+        outcomes = []
+        for rank in self._ranks:
+            outcomes.append(rank.outcome(when))
+            if outcomes[-1] is rank.end:
+                self._reported_ends.add(rank.rank)
         return outcomes
 
     def _wait(self, when: When, limit: PhaseLimit) -> None:
@@ -273,9 +273,12 @@ class World:
         processor, and finds their data in its caches: with a wait in each phase, that work takes 1.2 times as long.
         """
         end = monotonic() + min(_INTERVAL, limit.rest)
-        while not (has_ended := all(rank.done for rank in self._ranks)) and monotonic() < end:
-            self.monitor.pump(end)
-        return has_ended
+        for rank in self._ranks:
+            while not rank.done:
+                if monotonic() >= end:
+                    return False
+                self.monitor.pump(end)
+        return True
 
     @property
     def _any_failed_or_ended(self) -> bool:

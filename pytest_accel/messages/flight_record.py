@@ -1,10 +1,16 @@
-"""The record that a rank writes on `FLIGHT_SIGNAL`: its collectives, what it has issued, and what it waits for."""
+"""The record that a rank writes on `FLIGHT_SIGNAL`: its collectives, what it has issued, and what it waits for.
+
+It is a file, in JSON: a rank that hangs or dies may leave any bytes there, which `marshal` must not read.
+"""
 
 from __future__ import annotations
 
+from json import dumps, loads
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import MsgspecError, Struct, field, to_builtins
+
+from pytest_accel.messages.struct_messages import from_builtins
 
 COLLECTIVES = "collectives"
 """The counter of the collectives of a group."""
@@ -75,3 +81,17 @@ class FlightRecord(Struct, frozen=True):
     """True if the rank has finished its test."""
     unrecorded_by: str = ""
     """The version of torch if it is too old to record collectives."""
+
+
+def to_json(record: FlightRecord) -> bytes:
+    """Return the content of the file with `record`."""
+    return dumps(to_builtins(record, str_keys=True)).encode()
+
+
+def from_json(data: bytes) -> FlightRecord:
+    """Return the record in a file's content `data`, or an empty record if `data` is not valid."""
+    try:
+        record: FlightRecord = from_builtins(loads(data), FlightRecord)
+    except (ValueError, RecursionError, MsgspecError):
+        return FlightRecord()
+    return record

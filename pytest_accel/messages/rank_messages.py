@@ -1,6 +1,6 @@
 """Messages between a driver and a rank, and why a rank has ended, which `verdict.sentences` puts into words.
 
-All can be pickled. Times are in seconds of the driver's `clock.monotonic`.
+Times are in seconds of the driver's `clock.monotonic`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Location = tuple[str, int | None, str]
 # Driver to rank
 
 
-class CollectFile(Struct, frozen=True):
+class CollectFile(Struct, frozen=True, tag=True):
     """Collect the file of the test `node` unless that has been done, and find the test. The answer is `Collected`."""
 
     node: NodeRef
@@ -38,7 +38,7 @@ class Command(Enum):
     """A request without arguments."""
 
     PREPARE = "prepare"
-    """Prepare for tests: verify the devices, and form the process group. The answer is `READY` or `CannotRun`.
+    """Prepare for tests: verify the devices, and form the process group. The answer is `CannotRun` or None.
 
     Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
     """
@@ -48,7 +48,7 @@ class Command(Enum):
     """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 
 
-class RunTest(Struct, frozen=True):
+class RunTest(Struct, frozen=True, tag=True):
     """Run all phases of a test."""
 
     serial: int
@@ -63,6 +63,8 @@ class RunTest(Struct, frozen=True):
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
 
 
+DriverRequest = CollectFile | RunTest | Command
+
 RETIRED = 93
 """Exit status of a rank after `RETIRE`. It is not 0, since any code in the rank may exit with 0."""
 FAILED_BY_HOOK = 94
@@ -72,16 +74,7 @@ FAILED_BY_HOOK = 94
 # Rank to driver
 
 
-class RankNotice(Enum):
-    """A message of a rank without further data."""
-
-    READY = "ready"
-    """The rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
-    TERMINAL_RETURNED = "terminal returned"
-    """The debugger has finished, and the test continues."""
-
-
-class Collected(Struct, frozen=True):
+class Collected(Struct, frozen=True, tag=True):
     """The answer to `CollectFile`. A rank that cannot import the file answers with `CannotRun` instead."""
 
     families: frozenset[TestFamily] = frozenset()
@@ -94,7 +87,7 @@ class Collected(Struct, frozen=True):
     """False if the rank needs `PREPARE` before its first test."""
 
 
-class CannotRun(Struct, frozen=True):
+class CannotRun(Struct, frozen=True, tag=True):
     """The rank cannot run any test; `text` is the reason."""
 
     text: str
@@ -102,7 +95,7 @@ class CannotRun(Struct, frozen=True):
     """The cause in one line, if the rank has recognized it; with it, the output of the rank is not shown."""
 
 
-class ForkReturned(Struct, frozen=True):
+class ForkReturned(Struct, frozen=True, tag=True):
     """A process that the test forked has returned from the test, and would have continued as a copy of the rank."""
 
     text: str
@@ -110,7 +103,7 @@ class ForkReturned(Struct, frozen=True):
     """The phase in which the process returned."""
 
 
-class PhaseReport(Struct, frozen=True):
+class PhaseReport(Struct, frozen=True, tag=True):
     """The report of one phase of a test, or an additional report in it, such as the report of a subtest."""
 
     serial: int
@@ -121,6 +114,8 @@ class PhaseReport(Struct, frozen=True):
     """0 for an additional report."""
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
+    plugin_data: bytes = b""
+    """The data of `pytest_accel_rank_data`, as `marshal` writes it; empty if there is none."""
 
 
 class ExpectedEnd(Struct, frozen=True):
@@ -143,7 +138,7 @@ UNEVEN_COLLECTIVES = ExpectedEnd()
 """The ranks issue different numbers of collectives."""
 
 
-class Announced(Struct, frozen=True):
+class Announced(Struct, frozen=True, tag=True):
     """All announcements of the running call. A rank sends them in the call, each time that something changes."""
 
     serial: int = 0
@@ -153,17 +148,20 @@ class Announced(Struct, frozen=True):
     """Descriptions of the faults that are planned for this rank and have not come yet."""
 
 
-class TerminalRequest(Struct, frozen=True):
+class TerminalRequest(Struct, frozen=True, tag=True):
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 
     See `pytest_accel.rank.debugger`.
     """
 
-    method: str
-    """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
+    method: str | None
+    """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``.
+
+    None if the debugger has finished, and the test continues.
+    """
 
 
-class ExitRequest(Struct, frozen=True):
+class ExitRequest(Struct, frozen=True, tag=True):
     """The test has requested the end of the whole session, by ``pytest.exit`` or with a KeyboardInterrupt."""
 
     rank: int
@@ -185,7 +183,7 @@ class ExceptionSketch(Struct, frozen=True):
 
 
 class WarningSketch(Struct, frozen=True):
-    """A recorded warning, in a form that can always be pickled."""
+    """A recorded warning."""
 
     message: str
     category_module: str
@@ -218,7 +216,7 @@ class UnawaitedCollective(Struct, frozen=True):
     """First line of the error; None if the collective has not completed."""
 
 
-class TornDown(Struct, frozen=True):
+class TornDown(Struct, frozen=True, tag=True):
     """The answer to `TEAR_DOWN`."""
 
     error: ExceptionSketch | None = None
@@ -256,7 +254,7 @@ class Leak(Struct, frozen=True):
     """True if the ranks are replaced because the next test must not find the leak. Other settings are put back."""
 
 
-class Finished(Struct, frozen=True):
+class Finished(Struct, frozen=True, tag=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
     serial: int = 0
@@ -276,6 +274,23 @@ class Finished(Struct, frozen=True):
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
     """Why the ranks do not run another test, although this test did nothing wrong; empty if they may."""
+
+
+RankMessage = (
+    Collected
+    | CannotRun
+    | ForkReturned
+    | PhaseReport
+    | Announced
+    | TerminalRequest
+    | ExitRequest
+    | TornDown
+    | Finished
+    | None
+)
+"""None: the rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
+RankMessages = tuple[RankMessage, ...]
+"""The messages that a rank sends together."""
 
 
 class ExitCause(Enum):

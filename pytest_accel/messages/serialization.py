@@ -1,12 +1,9 @@
-"""Conversion of exceptions, warnings and recorded properties into forms that can always be pickled."""
+"""Conversion of exceptions, warnings and reports into plain data, which messages can have."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
-from json import dumps as json_dumps
-from pickle import dumps, loads
 from traceback import format_exception_only
 from typing import Any
 
@@ -15,8 +12,12 @@ import pytest
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 
 
+class RankDataError(Exception):
+    """An implementation of `pytest_accel_rank_data` raised, or returned data that is not plain or a key in use."""
+
+
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
-    """Return `error`, with up to `depth` of its causes, in a form that can always be pickled."""
+    """Return `error`, with up to `depth` of its causes, as plain data."""
     cause = error.__cause__
     return ExceptionSketch(
         type(error).__module__,
@@ -74,38 +75,25 @@ def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type
 
 
 def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, str] | None) -> WarningSketch:
-    """Return `message`, a warning recorded at `location`, in a form that can always be pickled."""
-    category = message.category
-    return WarningSketch(
-        str(message.message), category.__module__, category.__qualname__, message.filename, message.lineno, location
-    )
+    """Return `message`, a warning recorded at `location`, as plain data."""
+    category, text = message.category, _text(message.message)
+    return WarningSketch(text, category.__module__, category.__qualname__, message.filename, message.lineno, location)
 
 
-def plain_properties(properties: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Return recorded `properties`, in which text replaces the values that JSON cannot represent.
+def plain(value: Any) -> Any:
+    """Return `value` as plain data: text replaces each object that is none, such as an argument of a subtest.
 
-    The driver compares the values of the ranks, and ``==`` of tensors does not return a bool.
+    xdist ends the session if a report has such an object.
     """
-    return [(str(name), _plain(value)) for name, value in properties]
-
-
-def travels(value: object) -> bool:
-    """Return whether `value`, which a plugin may have added to a report, can be pickled and unpickled."""
-    try:
-        loads(dumps(value))
-    except Exception:
-        return False
-    return True
-
-
-def _plain(value: object) -> object:
-    if value is None or type(value) in (bool, int, float, str):
+    if isinstance(value, dict):
+        return {plain(key): plain(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if isinstance(value, list):
+        return [*map(plain, value)]
+    if value is None or type(value) in (bool, int, float, str, bytes):
         return value
-    try:
-        json_dumps(value)
-    except Exception:
-        return _text(value)
-    return value
+    return next((kind(value) for kind in (int, float) if isinstance(value, kind)), _text(value))
 
 
 def _text(value: object) -> str:

@@ -1,20 +1,22 @@
-"""The form of messages between processes: frozen msgspec structs as JSON, in frames that begin with their length.
+"""The form of messages between processes: frozen msgspec structs as plain data, in frames that begin with their length.
 
 A receiver names the structs that a conversation has, and refuses everything else. Unlike pickle, this runs no code that
-the other end chooses. MessagePack was rejected: msgspec encodes only text that is UTF-8, and paths, arguments and
-environment variables may contain any bytes.
+the other end chooses. The standard library's `marshal` writes the data, and not JSON or MessagePack: msgspec encodes
+only text that is UTF-8, and paths, arguments and environment variables may contain any bytes; JSON has no tuples, which
+plugins add to reports. Data made to do so can crash marshal, so it is for processes of one session only.
 
 The frames are those of `multiprocessing.connection.Connection.send_bytes`.
 """
 
 from __future__ import annotations
 
-from json import dumps, loads
+from functools import cache
+from marshal import dumps, loads
 from struct import Struct as BinaryFormat
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from msgspec import convert, to_builtins
+from msgspec import MsgspecError, Struct, convert, defstruct, to_builtins
 
 if TYPE_CHECKING:
     from asyncio import StreamReader
@@ -27,15 +29,17 @@ of a segmentation fault (seen with msgspec 0.22).
 """
 LENGTH = BinaryFormat("!i")
 """The head of a frame: the number of bytes that follow."""
+_VERSION = 4
+"""Version of marshal's format, which each Python has that the plugin supports."""
 
 
 def encode(message: object) -> bytes:
-    """Return the bytes of `message`, one line of text; :func:`decode` is the inverse."""
-    return dumps(to_builtins(message, str_keys=True, enc_hook=_plain)).encode()
+    """Return the bytes of `message`; :func:`decode` is the inverse."""
+    return dumps(to_builtins(message, builtin_types=(bytes,), enc_hook=_plain), _VERSION)
 
 
 def _plain(value: object) -> object:
-    """Return `value` as JSON has it. Arguments of marks may have a suite's own subclasses of `str`, `int`, `float`."""
+    """Return `value` as marshal has it: arguments of marks may have a suite's own kind of `str`, `int` or `float`."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -49,19 +53,38 @@ def decode(data: bytes, form: Any) -> Any:
     """Return the message in `data`; raise ValueError if it is not of the type `form`, such as a union of structs."""
     try:
         return from_builtins(loads(data), form)
-    except RecursionError:
-        raise ValueError("the message is nested too deeply") from None
+    except (EOFError, TypeError, RecursionError, MsgspecError) as error:
+        raise ValueError(f"not a message: {error}") from None
 
 
 def from_builtins(data: object, form: Any) -> Any:
     """Return the object of the type `form` for which `data` stands. Any thread may call this."""
     with _describing_types:
-        return convert(data, form, str_keys=True)
+        return convert({"message": data}, _holder(form), str_keys=True).message  # type: ignore[attr-defined]
+
+
+@cache
+def _holder(form: Any) -> type[Struct]:
+    """Return a struct with a field of the type `form`: msgspec describes it once, and a union of structs each time."""
+    return defstruct("Holder", [("message", form)])
 
 
 def frame(data: bytes) -> bytes:
     """Return `data` with its length before it."""
     return LENGTH.pack(len(data)) + data
+
+
+def read_frame(file: BinaryIO, form: Any) -> Any:
+    """Read a frame of the blocking `file`, and return its message; raise EOFError at the end."""
+    (length,) = LENGTH.unpack(_read(file, LENGTH.size))
+    return decode(_read(file, length), form)
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 async def read_message(reader: StreamReader, form: Any) -> Any:

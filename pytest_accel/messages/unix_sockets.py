@@ -31,11 +31,7 @@ WRITE_TIMEOUT = 30
 
 
 class Connection(_Connection):
-    """A connection whose methods raise an error, and no signal, if the other end is closed."""
-
-    def send(self, message: object) -> None:
-        with without_sigpipe():
-            super().send(message)
+    """A connection whose writes raise an error, and no signal, if the other end is closed."""
 
     def send_bytes(self, data: bytes) -> None:  # type: ignore[override]
         with without_sigpipe():

@@ -31,6 +31,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, Command, ExitCause, RankExit, When, exited
+from pytest_accel.messages.struct_messages import encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolMessage, WorldWanted
@@ -297,7 +298,8 @@ class Worlds(dict[int, PooledWorld]):
         self.note(world, "WorldEnding", why=why)
         for rank, pid in enumerate(world.pids):
             with suppress(OSError):
-                Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Command.RETIRE)
+                call = Connection(call_rank(self.directory, world.spec, rank, pid).detach())
+                call.send_bytes(encode(Command.RETIRE))
         if world.ended:
             self.forget(world)
         else:

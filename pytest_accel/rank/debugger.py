@@ -15,7 +15,7 @@ import pytest
 
 from pytest_accel.compat.pytest_shims import ask_before_debugging, set_terminal_file, terminal_file
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.rank_messages import RankNotice, TerminalRequest
+from pytest_accel.messages.rank_messages import TerminalRequest
 from pytest_accel.rank.link_to_driver import LinkToDriver
 
 
@@ -76,7 +76,7 @@ class RankDebugger:
             manager.suspend(in_=True)
         _flush()
         self._borrowed = undo = ExitStack()  # The last callback is called first.
-        undo.callback(self.driver.send, RankNotice.TERMINAL_RETURNED)
+        undo.callback(self.driver.send, TerminalRequest(None))
         for number in lent:
             undo.callback(close, number)
         terminals = [fstat(number) for number in lent]

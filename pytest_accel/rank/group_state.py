@@ -29,9 +29,8 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.messages.flight_record import COLLECTIVES, Collective, FlightRecord, RankWait
+from pytest_accel.messages.flight_record import COLLECTIVES, Collective, FlightRecord, RankWait, to_json
 from pytest_accel.messages.rank_messages import GroupUse
-from pytest_accel.messages.struct_messages import encode
 from pytest_accel.rank.operations import Issued, counter
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _write_on_signal(context: RankContext, number: int) -> None:
         # An error here must not fail a test, and there is no way to report it. The record is missing then.
         with suppress(Exception):
             draft = Path(f"{path}.new")
-            draft.write_bytes(encode(_flight_record(context)))
+            draft.write_bytes(to_json(_flight_record(context)))
             draft.replace(path)
 
 

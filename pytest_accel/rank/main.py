@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import sys
-from multiprocessing import connection, process
+from multiprocessing import process
 from os import getpid
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -66,8 +64,6 @@ def run(session: SessionSpec, role: Role) -> int:
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
-    # Keep the functions with which a Connection packs each message's size: a test may replace them in `struct`.
-    connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
     # With the same key, a rank could connect to other ranks' managers of `multiprocessing` without having their keys.

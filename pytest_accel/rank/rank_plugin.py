@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property, wraps
 from os import W_OK, access, chdir, devnull
 from os.path import dirname
@@ -25,7 +25,7 @@ from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
-from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RankNotice, RunTest
+from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RunTest
 from pytest_accel.messages.world_spec import WORKER_VARIABLES, Role
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.collector import RankCollector
@@ -169,9 +169,9 @@ class RankPlugin:
             return True
         self.served = True
         while not self.retired:
-            driver = LinkToDriver(self._listener)
-            driver.send(RankNotice.READY)
-            self._serve(session, driver)
+            with closing(LinkToDriver(self._listener)) as driver:
+                driver.send(None)
+                self._serve(session, driver)
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -186,8 +186,7 @@ class RankPlugin:
     def refuse(self, problem: CannotRun) -> None:
         """Wait for a driver, and send it the reason why this rank cannot run tests."""
         self.served = True
-        with suppress(OSError):
-            driver = LinkToDriver(self._listener)
+        with suppress(OSError), closing(LinkToDriver(self._listener)) as driver:
             text = "\n".join([problem.text, *self._collector.errors])
             driver.send(CannotRun(text, problem.headline))
 
@@ -222,7 +221,6 @@ class RankPlugin:
             try:
                 request = driver.receive()
             except (EOFError, OSError):
-                driver.close()
                 # While the world is idle, or warm for later tests, other processes may use its devices.
                 with suppress(Exception):  # A test that has replaced a function of torch must not cost the rank.
                     device_memory.empty_cache(self.context)
@@ -235,7 +233,7 @@ class RankPlugin:
                 if isinstance(request, CollectFile):
                     self._runner.collect(session, driver, request)
                 elif request is Command.PREPARE:
-                    driver.send(self._problem or RankNotice.READY)
+                    driver.send(self._problem)
                 elif request is Command.TEAR_DOWN:
                     self._runner.tear_down(session, driver)
                 elif isinstance(request, RunTest):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Generator
+from marshal import dumps
 from traceback import format_exc
 from typing import Any
 
@@ -20,9 +21,8 @@ from pytest_accel.compat.pytest_shims import filter_frames
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.truncation import cut_failure
-from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import ExceptionSketch
-from pytest_accel.messages.serialization import plain_properties, sketch, travels
+from pytest_accel.messages.serialization import RankDataError, plain, sketch
 from pytest_accel.rank.context import RankContext
 
 _WRAPPERS = re.compile(r"torch\.(distributed\.c10d_logger|utils\._contextlib|_compile)$")
@@ -111,8 +111,8 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
         data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
     if config.get_verbosity() < 2:
         cut_failure(data.get("longrepr"))
-    data["user_properties"] = plain_properties(data.get("user_properties", ()))
-    return {name: value for name, value in data.items() if travels(value)}
+    found: dict[str, Any] = plain(data)
+    return found
 
 
 def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
@@ -123,19 +123,40 @@ def phase_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, An
     return serialize(config, report)
 
 
-def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[dict[str, Any], ExceptionSketch | None]:
+def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[bytes, ExceptionSketch | None]:
     """Return the data that plugins send with `report`, and the exception if collecting the data has made `report` fail.
 
     If the report has failed before, an error in the data is only added to it as a section.
     """
     try:
-        return rank_data.collect(item, report), None
-    except rank_data.FAILURES as error:
+        return _rank_data(item, report), None
+    except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
         text = str(error)
-        if not isinstance(error, rank_data.RankDataError):
+        if not isinstance(error, RankDataError):
             text = f"pytest_accel_rank_data raised {type(error).__name__}: {error}\n{format_exc()}"
         if report.failed:
             report.sections.append(("pytest_accel_rank_data", text))
-            return {}, None
+            return b"", None
         report.outcome, report.longrepr = "failed", text
-        return {}, sketch(rank_data.RankDataError(text))
+        return b"", sketch(RankDataError(text))
+
+
+def _rank_data(item: pytest.Item, report: pytest.TestReport) -> bytes:
+    """Return the data of all implementations of `pytest_accel_rank_data`, as marshal writes it; empty if there is none.
+
+    Raise :class:`RankDataError` if it is invalid.
+    """
+    collected: dict[str, Any] = {}
+    for answer in item.ihook.pytest_accel_rank_data(item=item, report=report):
+        for key, value in answer.items():
+            if key in collected:
+                raise RankDataError(f"pytest_accel_rank_data: two implementations returned the key {key!r}")
+            try:
+                dumps(value)  # All other types, also derived types, are errors for marshal.
+            except ValueError:
+                raise RankDataError(
+                    f"pytest_accel_rank_data returned {key}=... with a value that is not plain; "
+                    "expected None, bool, int, float, str, bytes, or lists, tuples and dicts of these"
+                ) from None
+            collected[key] = value
+    return dumps(collected) if collected else b""

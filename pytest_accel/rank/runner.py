@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os.path import relpath
 from signal import signal
 from traceback import format_exc, walk_tb
-from typing import Any
+from typing import Any, get_args
 from warnings import WarningMessage, warn_explicit
 
 import pytest
@@ -24,7 +24,6 @@ from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.signals import INTERRUPT_SIGNAL
 from pytest_accel.core.stash_keys import OWNERS
-from pytest_accel.messages import rank_data
 from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
@@ -49,6 +48,8 @@ from pytest_accel.rank.link_to_driver import LinkToDriver
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports, collect_rank_data, phase_data, serialize
 from pytest_accel.settings.options import RECORD, output_path
+
+_PHASES = frozenset(get_args(When))
 
 
 @dataclass(slots=True, eq=False)
@@ -328,7 +329,12 @@ class TestRunner:
         serial = test.request.serial
         # The driver waits for the first report of a phase. If a plugin runs the test once more and logs that too, a
         # failure of either attempt counts, as in pytest: the later report must not replace the first.
-        if test.in_phase or report.when in test.reported or is_subtest(report):
+        is_additional = test.in_phase or report.when in test.reported or is_subtest(report)
+        if not is_additional and report.when not in _PHASES:
+            if not report.failed:
+                return  # Only a plugin knows this phase, and reports it in the driver, too.
+            is_additional = True
+        if is_additional:
             test.only_passed &= not report.failed
             test.raised |= report.failed
             data = serialize(self._config, report)
@@ -336,16 +342,14 @@ class TestRunner:
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)
-        plugin_data: dict[str, Any] = {}
+        plugin_data = b""
         exception = self._reports.exception
         if test.item is not None:
             plugin_data, invalid = collect_rank_data(test.item, report)
             exception = invalid or exception
         data = phase_data(self._config, report)
-        if plugin_data:
-            data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
-        phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
+        phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report), plugin_data)
         self._reports.exception = None
         test.only_passed &= report.passed
         if report.passed and report.when == "teardown":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from marshal import loads
 from typing import Any, Literal
 
 from msgspec import Struct, field, structs
@@ -27,7 +28,6 @@ from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_frames, source_of, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.messages import rank_data
 from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
@@ -88,7 +88,7 @@ def plain_pass(
     for one in outcomes:
         if one.ending != "passed" or one.report is None or one.later is not None:
             return None
-        if not one.report.report.keys() <= _PLAIN_REPORT:
+        if one.report.plugin_data or not one.report.report.keys() <= _PLAIN_REPORT:
             return None
     left = [*finished.values()]
     if any(one.ends or one.missing_faults for one in announced) or any(
@@ -121,14 +121,14 @@ def judge(phase: Phase) -> Verdict:
         verdict = _with_problems(verdict, Cause(CauseKind.FAILED, "subtests"), [text], phase)
     if phase.finished:
         verdict = _add_end_of_test(verdict, phase)
-    reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
+    sent = {one.rank: one.report.plugin_data for one in outcomes if one.report is not None}
     return structs.replace(
         verdict,
         ended_ranks=verdict.ended_ranks.union(one.rank for one in outcomes if one.expected and one.report is None),
         duration=max(map(_seconds, outcomes), default=0.0),
         properties=(*verdict.properties, *_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
-        rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
+        rank_data={rank: loads(data) for rank, data in sent.items() if data},
         # If ranks end the phase, or a subtest, differently, a rank may have sent a message that nobody has read.
         # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
         retire=verdict.retire

@@ -103,10 +103,6 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
             return f"did not become ready within {hang.seconds:g} s"
         case HangCause.COLLECTION_TIMEOUT:
             return f"did not import and collect the test's file within {hang.seconds:g} s"
-        case HangCause.STALLED:
-            return f"stopped in the middle of a message for {hang.seconds:g} s"
-        case HangCause.UNREAD:
-            return f"did not read the driver's message within {hang.seconds:g} s"
         case HangCause.OTHER_RANK:
             assert hang.event is not None
             return f"{be} stopped {hang.seconds:g} s after {describe_event(hang.event)}"

@@ -19,6 +19,9 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         def pytest_runtest_makereport(item, call):
             report = yield
             report.item = item
+            if report.when == "call" and item.name == "test_has_a_phase_of_a_plugin":
+                more = pytest.TestReport(item.nodeid, item.location, {}, "passed", None, "cleanup")
+                item.ihook.pytest_runtest_logreport(report=more)
             return report
         """,
     )
@@ -71,6 +74,8 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
             record_property("value", value)
 
 
+        def test_has_a_phase_of_a_plugin():
+            pass
         """,
     )
     options = (CAUSES, "-p", "tests.late_driver", "-o", "junit_family=xunit1")
@@ -83,4 +88,5 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         "test_fails_in_the_first_world": "FAILED",
         "test_hangs_while_the_clock_stands": "FAILED",
         **{f"test_records[{name}]": "PASSED" for name in "tlj"},
+        "test_has_a_phase_of_a_plugin": "PASSED PASSED",  # Of the call, and of the plugin in the driver.
     }, run.text

@@ -57,14 +57,13 @@ def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suit
 
 
 def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> None:
-    limit, after_hang = round(scaled(4)), round(scaled(3))  # In these, ranks on a busy machine begin the import, too.
+    limit = round(scaled(4))  # In this time, ranks on a busy machine begin the import, too.
     suite.write(
         "conftest.py",
         f"""
         from pytest_accel.driver import world
 
         world.COLLECTION_TIMEOUT = {limit}
-        world.COLLECTION_TIMEOUT_AFTER_HANG = {after_hang}
 
         def pytest_runtest_logfinish(nodeid):
             if nodeid.endswith("of_the_same_file"):
@@ -97,7 +96,8 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> Non
     suite.write("test_next.py", text)
     run = suite.run()
     run.expect({"test_it": "ERROR", "test_of_the_same_file": "ERROR", "test_next": "PASSED"})
-    assert f"did not import and collect the test's file within {after_hang} s" in run.failure("test_of_the_same_file")
+    why = "ranks did not import and collect the file in time for an earlier test"
+    assert why in run.failure("test_of_the_same_file")
     where = f"ranks 0-1: did not import and collect the test's file within {limit} s at test_it.py:8"
     assert where in run.failure("test_it")
 

@@ -70,7 +70,6 @@ OUTCOMES = {
     "hangs": STOPPED,
     "times out": hung(1),
     "is in a deadlock": hung(1)._replace(hang=Hang(HangCause.DEADLOCK, 0.0, "call")),
-    "stalls": hung(1)._replace(hang=Hang(HangCause.STALLED, 9.0)),
     "is stopped": terminated(1, RankEvent(0, "failed")),
     "has a device error": device_error(),
     "has another device error": device_error("CUDA error: out of memory"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from marshal import dumps
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from msgspec import structs
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
-from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, GroupUse, Leak, LeakKind, When
+from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, GroupUse, Leak, LeakKind, PhaseReport, When
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.judgement import plain_pass, properties, text_longrepr
@@ -460,7 +461,8 @@ def test_ranks_that_end_a_phase_differently_are_retired() -> None:
 
 
 def test_the_verdict_has_the_slowest_time_and_the_data_of_all_ranks() -> None:
-    verdict = judged(passed(0, duration=1.0), passed(1, duration=3.0, accel_rank_data={"key": 1}), died(2))
+    report = PhaseReport(1, "call", {"outcome": "passed", "duration": 3.0}, plugin_data=dumps({"key": 1}))
+    verdict = judged(passed(0, duration=1.0), RankOutcome(1, "passed", 1.0, report), died(2))
     assert (verdict.duration, verdict.rank_data) == (3.0, {1: {"key": 1}})
 
 

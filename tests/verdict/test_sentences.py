@@ -74,8 +74,6 @@ def test_the_end_of_a_rank(end: RankExit, text: str) -> None:
         (Hang(HangCause.PHASE_TIMEOUT, 0.5, "setup"), "timed out in the setup phase after 0.5 s"),
         (Hang(HangCause.START_TIMEOUT, 120), "did not become ready within 120 s"),
         (Hang(HangCause.COLLECTION_TIMEOUT, 9), "did not import and collect the test's file within 9 s"),
-        (Hang(HangCause.STALLED, 3), "stopped in the middle of a message for 3 s"),
-        (Hang(HangCause.UNREAD, 3), "did not read the driver's message within 3 s"),
         (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(1, "failed")), "was stopped 3 s after rank 1 failed"),
         (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(0, "hung")), "was stopped 3 s after rank 0 timed out"),
         (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(0, "rerun")), "was stopped 3 s after rank 0 ended"),

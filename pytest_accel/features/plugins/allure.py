@@ -14,7 +14,8 @@ from uuid import uuid4
 import pluggy
 import pytest
 
-from pytest_accel.features.plugins.rows import named, to_plain
+from pytest_accel.features.plugins.rows import named
+from pytest_accel.messages.serialization import plain
 from pytest_accel.rank.context import RANK
 
 _LISTENER = "allure_listener"
@@ -69,12 +70,12 @@ class _InRank:
         title = {name: getattr(result, name) for name in _TITLE}
         known = {"title": title, "parameters": [_as_data(one) for one in result.parameters]}
         if report.when != "teardown":
-            return to_plain(known)  # When the driver tears the test down, allure makes an id of the parameters.
+            return plain(known)  # When the driver tears the test down, allure makes an id of the parameters.
         used = [one for one in (*_containers(self._listener), *self._closed) if result.uuid in one.children]
         fixtures = [_entries(container, ("befores", "afters")) for container in used if container.befores]
         sent = {**_entries(result, _LISTS), **known, "fixtures": fixtures, "bodies": self._bodies}
         self._closed, self._bodies = [], {}
-        return to_plain(sent)
+        return plain(sent)
 
     @_allure_hook
     def report_container(self, container: Any) -> None:

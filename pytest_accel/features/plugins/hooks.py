@@ -11,7 +11,6 @@ import pytest
 from pytest_accel.core.plugin_roles import module_of
 from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import allure, benchmark, refusals, restrictions, rows
-from pytest_accel.messages.rank_data import OWN_PREFIX
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class _Passing:
 
     def __init__(self, plugin: str, part: Any, problem: Exception | None) -> None:
         """`problem` is the error of a release that lacks names which are used, if there was one."""
-        self._key, self._plugin, self._problem = f"{OWN_PREFIX}{plugin}", plugin, problem
+        self._key, self._plugin, self._problem = f"pytest_accel:{plugin}", plugin, problem
         self._send, self._merge = getattr(part, "send", None), getattr(part, "merge", None)
         self._has_warned = False
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pytest_accel.compat.pytest_shims import forget_junit_log, junit_log, make_junit_log
-from pytest_accel.messages.rank_data import PLAIN_TYPES
+from pytest_accel.messages.serialization import plain
 from pytest_accel.rank.context import RANK
 
 UNKNOWN_RELEASE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
@@ -34,7 +34,7 @@ class Row(NamedTuple):
         if item.config.stash[RANK].rank and not report.failed:
             return None
         data = self.read(item, report)
-        return {"failed": report.failed, "data": to_plain(data)} if data else None
+        return {"failed": report.failed, "data": plain(data)} if data else None
 
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, Any]) -> None:
         """Add in the driver the data of the first rank that has failed, else of rank 0."""
@@ -46,17 +46,6 @@ class Row(NamedTuple):
 def named(module: str, name: str) -> Any:
     """Return the object `name` of a plugin's `module`."""
     return getattr(import_module(module), name)
-
-
-def to_plain(value: object) -> Any:
-    """Return `value` as data that a rank can send. Numbers and containers are kept; other objects become text."""
-    if isinstance(value, (list, tuple)):
-        return [to_plain(part) for part in value]
-    if isinstance(value, dict):
-        return {to_plain(key): to_plain(part) for key, part in value.items()}
-    if type(value) in PLAIN_TYPES:
-        return value
-    return next((kind(value) for kind in (bool, int, float) if isinstance(value, kind)), str(value))
 
 
 def _json_data(item: Any, report: pytest.TestReport) -> Any:
