@@ -20,7 +20,7 @@ from pytest_accel.core.processes import held_up, is_computing
 from pytest_accel.core.session_folder import HEADING, LAST_PLACE_SIZE, RankFile, agent_path, rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
-from pytest_accel.diagnostics.python_stacks import take_stacks
+from pytest_accel.diagnostics.python_stacks import FATAL, take_stacks
 from pytest_accel.messages.connect import Inspection, call_agent
 from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import When
@@ -82,12 +82,17 @@ class MachineInspector:
         """Return the Python stacks; see `take_stacks`."""
         return take_stacks(dict(pids), {rank: self._path(rank, "stack") for rank in pids}, STACK_SIGNAL)
 
-    def last_places(self, ranks: Mapping[int, None]) -> dict[int, str]:
-        """Return the places of the last collectives of ranks in their test, as stacks; "" if there was none."""
+    def last_stacks(self, crashed: Mapping[int, bool]) -> dict[int, str]:
+        """Return the stacks of ranks that have died; "" if there is none.
+
+        If a rank has not `crashed`, its stack is the place of the last collective in its test.
+        """
         found = {}
-        for rank in ranks:
+        for rank, has_crashed in crashed.items():
             with suppress(OSError), open(self._path(rank, "stack"), "rb") as file:
-                found[rank] = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
+                place = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
+                _, *crash = file.read().decode(errors="replace").partition(FATAL)
+                found[rank] = "".join(crash) if has_crashed else place
         return found
 
     def records(self, pids: Mapping[int, int]) -> dict[int, FlightRecord]:

@@ -55,6 +55,12 @@ class _RankStart:
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        """Write the stacks of crashes to the file of stacks: pytest's plugin has begun to write them to the output."""
+        assert self.plugin is not None
+        self.plugin.context.operations.stack_file.catch_crashes()
+
 
 def run(session: SessionSpec, role: Role) -> int:
     """Run this process as the rank with this `role`; return the exit status of the process."""
