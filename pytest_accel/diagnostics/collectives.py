@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from pytest_accel.messages.flight_record import Collective, FlightRecord, RankWait
+from pytest_accel.messages.rank_messages import GroupUse
 
 OF_ONE_SHAPE = frozenset(
     ("all_reduce", "reduce", "_reduce_oop", "broadcast", "_broadcast_oop", "_all_gather_base", "_reduce_scatter_base")
@@ -76,7 +77,7 @@ def waits(records: Mapping[int, FlightRecord]) -> list[GroupWait]:
         for rank, one in waiting.items():
             if one.number == number:
                 inside.setdefault(one, []).append(rank)
-        members = next((known for rank in last if (known := records[rank].members.get(group))), tuple(last))
+        members = next((use.members for rank in last if (use := records[rank].uses.get(group))), tuple(last))
         behind = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
         missing = {rank: last.get(rank) for rank in behind}
         unknown = [rank for rank in members if rank not in records]
@@ -123,18 +124,28 @@ def lacking(rank: int, records: Mapping[int, FlightRecord]) -> dict[int, int]:
     Return an empty dict if the wait may end, or if that is unknown.
     """
     own = records[rank]
-    if (wait := own.wait) is None:
+    if (wait := own.wait) is None or not records.keys() >= {*wait.peers}:
         return {}
     issued = {}
     for peer in wait.peers:
+        if wait.kind == "exchange":
+            issued[peer] = records[peer].exchanges.get(wait.group, 0)
+            continue
+        use = records[peer].uses.get(wait.group)
         # The peer may have destroyed the group, and made another group of its name.
-        if peer not in records or records[peer].members.get(wait.group) != own.members.get(wait.group):
+        if use is None or use.members != own.uses[wait.group].members:
             return {}
-        counts = records[peer].issued.get(wait.group, {})
-        issued[peer] = sum(counts.get(counter, 0) for counter in wait.counters)
+        issued[peer] = _number(wait, use)
     if wait.kind == "receive":
         return issued if sum(issued.values()) < wait.number else {}
     return {peer: number for peer, number in issued.items() if number < wait.number}
+
+
+def _number(wait: RankWait, use: GroupUse) -> int:
+    """Return the number of operations in `use` that `wait` is about."""
+    if wait.kind == "collective":
+        return use.collectives or 0
+    return sum(number for channel, number in use.messages if channel in wait.channels)
 
 
 def _differs(rank: int, wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:

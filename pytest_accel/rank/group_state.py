@@ -29,10 +29,10 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.messages.flight_record import COLLECTIVES, Collective, FlightRecord, RankWait
+from pytest_accel.messages.flight_record import Collective, FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.messages.struct_messages import encode
-from pytest_accel.rank.operations import Issued, counter
+from pytest_accel.rank.operations import Issued
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -91,29 +91,24 @@ def _flight_record(context: RankContext) -> FlightRecord:
     recorded = torch_api.flight_record()
     if recorded is None:
         return replace(at, unrecorded_by=torch_api.version())
-    import torch.distributed as dist
-
-    groups = {label(group): group for group in torch_api.groups()}
-    members = {name: tuple(dist.get_process_group_ranks(group)) for name, group in groups.items()}
-    issued = {name: context.operations.counts(group) for name, group in groups.items()}
-    ranks, name = tuple(range(context.spec.ranks)), context.awaited_exchange
-    wait = RankWait("exchange", "", context.exchanges[name], ranks, (name,)) if name else _operation(context)
+    own, ranks, name = uses(context), tuple(range(context.spec.ranks)), context.awaited_exchange
+    wait = RankWait("exchange", name, context.exchanges[name], ranks) if name else _operation(context)
     return replace(
         at,
-        collectives=collectives_in(recorded.get("entries", ()), issued),
-        members={"": ranks, **members},
-        issued={"": dict(context.exchanges), **issued},
+        collectives=collectives_in(recorded.get("entries", ()), own),
+        uses=own,
+        exchanges=dict(context.exchanges),
         wait=wait,
         quiet=_quiet_time(context, wait),
     )
 
 
 def collectives_in(
-    entries: Iterable[Mapping[str, Any]], issued: Mapping[str, Mapping[str, int]]
+    entries: Iterable[Mapping[str, Any]], uses: Mapping[str, GroupUse]
 ) -> dict[str, dict[int, Collective]]:
     """Return the collectives in the `entries` of torch's record, by group and number.
 
-    `issued` are the numbers of operations that this rank has issued in each of its groups.
+    `uses` are the operations that this rank has issued in each of its groups.
     """
     found: dict[str, dict[int, Collective]] = {}
     for entry in entries:
@@ -132,8 +127,8 @@ def collectives_in(
         if of_group and one.number < max(of_group):
             of_group.clear()  # The entries so far belong to an earlier group of this name.
         of_group[one.number] = one
-    for group, counts in issued.items():
-        if any(number > counts.get(COLLECTIVES, number) for number in found.get(group, ())):
+    for group, use in uses.items():
+        if use.collectives is not None and max(found.get(group, (0,))) > use.collectives:
             del found[group]  # The entries belong to an earlier group of this name.
     return found
 
@@ -158,14 +153,13 @@ def _operation(context: RankContext) -> RankWait | None:
         return None
     name, members = label(group), tuple(dist.get_process_group_ranks(group))
     if channel is None:
-        return RankWait("collective", name, number, members, (COLLECTIVES,))
+        return RankWait("collective", name, number, members)
     receives, peer, tag = channel
     own = dist.get_rank(group)
     if receives:
         peers = tuple(one for one in members if one != context.rank) if peer is None else (members[peer],)
-        return RankWait("receive", name, number, peers, (counter((False, own, tag)),), tag)
-    counters = counter((True, own, tag)), counter((True, None, tag))
-    return RankWait("send", name, number, (members[peer or 0],), counters, tag)
+        return RankWait("receive", name, number, peers, ((False, own, tag),), tag)
+    return RankWait("send", name, number, (members[peer or 0],), ((True, own, tag), (True, None, tag)), tag)
 
 
 def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
@@ -259,10 +253,10 @@ def uses(context: RankContext) -> dict[str, GroupUse]:
 
     issued, counts_all = context.operations, not torch_api.compiles_messages()
     return {
-        label(group): (
+        label(group): GroupUse(
             tuple(dist.get_process_group_ranks(group)),
             issued.collectives(group),
-            issued.messages(group) if counts_all else {},
+            issued.messages(group) if counts_all else (),
         )
         for group in torch_api.groups()
     }

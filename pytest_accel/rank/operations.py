@@ -32,7 +32,6 @@ from msgspec import structs
 from pytest_accel.compat import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.truncation import first_line
-from pytest_accel.messages.flight_record import COLLECTIVES
 from pytest_accel.messages.rank_messages import Channel, UnawaitedCollective
 from pytest_accel.rank.stack_file import StackFile
 
@@ -158,14 +157,9 @@ class Operations:
         with counts.lock:  # gloo numbers messages, too.
             return (torch_api.sequence_number(group) or 0) - counts.numbered
 
-    def counts(self, group: ProcessGroup) -> dict[str, int]:
-        """Return the numbers of collectives and messages in `group` since it was made, by counter."""
-        found = {counter(channel): number for channel, number in self.messages(group).items()}
-        return found if (number := self.collectives(group)) is None else {COLLECTIVES: number, **found}
-
-    def messages(self, group: ProcessGroup) -> dict[Channel, int]:
-        """Return the numbers of messages in `group` since it was made."""
-        return dict(self._groups[group].issued) if group in self._groups else {}
+    def messages(self, group: ProcessGroup) -> tuple[tuple[Channel, int], ...]:
+        """Return the numbers of messages in `group` since it was made, by channel."""
+        return tuple(self._groups[group].issued.items()) if group in self._groups else ()
 
     # Collectives without a wait
 
@@ -210,12 +204,6 @@ class Operations:
             except RuntimeError as error:
                 found.append(structs.replace(one, error=first_line(error) if work.is_completed() else None))
         return tuple(found)
-
-
-def counter(channel: Channel) -> str:
-    """Return the name of the counter of a `channel` in a record."""
-    receives, peer, tag = channel
-    return f"{'received' if receives else 'sent'} {peer} {tag}"
 
 
 def replace_method(owner: type, name: str, call: Callable[..., Any]) -> None:

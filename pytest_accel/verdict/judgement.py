@@ -95,7 +95,7 @@ def plain_pass(
         one != Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left
     ):
         return None
-    if any(messages for one in left[:1] for _, _, messages in one.uses.values()):
+    if any(use.messages for one in left[:1] for use in one.uses.values()):
         return None
     return Verdict("passed", duration=max(map(_seconds, outcomes)), ranks=tuple(map(_rank_phase, outcomes)))
 

@@ -594,7 +594,7 @@ def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
         case "send":
             what, done = f"{peers} to receive message #{wait.number} {about}", "received"
         case _:
-            what, done = f"{wait.counters[0]} #{wait.number} of {peers}", "made"
+            what, done = f"{wait.group} #{wait.number} of {peers}", "made"
     return f"{what}, which {has} {done} {count or 'none'}" if issued else what
 
 

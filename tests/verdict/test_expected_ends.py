@@ -13,6 +13,7 @@ from pytest_accel.messages.rank_messages import (
     ExitCause,
     ExpectedEnd,
     Finished,
+    GroupUse,
     Leak,
     LeakKind,
     PhaseReport,
@@ -205,7 +206,7 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
 def test_collectives_are_not_compared_after_an_announced_end(end: ExpectedEnd) -> None:
     def end_of_test(*announced: tuple[ExpectedEnd, ...], **more: object) -> Verdict:
         finished = {
-            rank: Finished(1, {"3": ((0, 2), rank, {})}, **more)  # type: ignore[arg-type]
+            rank: Finished(1, {"3": GroupUse((0, 2), rank)}, **more)  # type: ignore[arg-type]
             for rank in (0, 2)
         }
         outcomes = [passed(0), ended(7), passed(2)]
