@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from os import getpid, uname
 from pathlib import Path
 from signal import sigwait
@@ -57,16 +58,15 @@ _STORE = "pt_tcpstore_uv"
 """Name of the thread that serves torch's store."""
 
 
+@cache
 def start(context: RankContext) -> None:
     """Start the thread that writes the record of collectives, unless it runs.
 
     Call this just before the first process group is created, not earlier: a process with threads is unsafe to fork.
     """
-    if not context.recorder_started:
-        context.recorder_started = True
-        if FLIGHT_SIGNAL is not None:
-            with suppress(threads.NoThreadError):  # Reports of hangs name no collectives then.
-                threads.start(_write_on_signal, "accel-flight", context, FLIGHT_SIGNAL)
+    if FLIGHT_SIGNAL is not None:
+        with suppress(threads.NoThreadError):  # Reports of hangs name no collectives then.
+            threads.start(_write_on_signal, "accel-flight", context, FLIGHT_SIGNAL)
 
 
 def _write_on_signal(context: RankContext, number: int) -> None:

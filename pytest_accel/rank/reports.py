@@ -41,10 +41,6 @@ class RankReports:
         self.late_error: RuntimeError | None = None
         """The error of work on a device that the test has not waited for."""
 
-    def begin(self) -> None:
-        """Reset when a test starts."""
-        self.exception = self.late_error = None
-
     @property
     def hidden_devices(self) -> str | None:
         """A sentence on the devices that the driver sees and this rank does not; None if there is no difference."""

@@ -151,7 +151,6 @@ class TestRunner:
             self._output.begin(request.node)
         self._begun = None
         test = self._test = _Test(driver, request)
-        self._reports.begin()
         try:
             item = self._collector.find(session, request.node)
             device_memory.reset_peak_memory(self._context.torch_device)

@@ -37,7 +37,6 @@ from pytest_accel.verdict.mismatches import (
     compare_groups,
     have_different_groups,
     have_unmet_messages,
-    unawaited_collectives,
 )
 from pytest_accel.verdict.phase_verdict import Verdict
 
@@ -204,15 +203,15 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     failing_leaks = leaks if phase.leaks == "fail" else []
     uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
     kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
-    waiting = unawaited_collectives(phase.finished)
-    if expected_ends.agreed(phase.announced):
+    is_announced = bool(expected_ends.agreed(phase.announced))
+    if is_announced:
         # Other ranks notice an end at different times, and lose collectives that torch has started itself. No later
         # test meets what is left of them: the ranks are replaced.
-        uneven, waiting = [], {}
+        uneven = []
     found = uneven + groups
     mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
+    unawaited = [] if mismatch or is_announced else sentences.unawaited_lines(phase.finished, phase.folders)
     problems = mismatch + unawaited
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if phase.failed_before:  # Mismatches and leaks are then consequences. Errors of fixtures are reported as by pytest.
@@ -360,7 +359,7 @@ def _longrepr(entries: Sequence[dict[str, Any]], crash: dict[str, Any]) -> dict[
 def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
-    same = sentences.alike(root, outcomes)
+    same = sentences.alike(root, outcomes, phase.folders)
     label = ranks_text(same) if len(outcomes) > 1 else ""
     says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
     error = None if root.report is None else root.report.exception

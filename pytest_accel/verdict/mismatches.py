@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import Finished, GroupUse, UnawaitedCollective
+from pytest_accel.messages.rank_messages import Finished, GroupUse
 
 
 class Mismatch(Struct, frozen=True):
@@ -62,15 +62,6 @@ def have_different_groups(finished: Mapping[int, Finished]) -> bool:
         not uses.keys() >= finished.keys() & (members if name == DEFAULT_GROUP or name.isdigit() else finished.keys())
         for (name, members), uses in _by_group(finished).items()
     )
-
-
-def unawaited_collectives(finished: Mapping[int, Finished]) -> dict[UnawaitedCollective, list[int]]:
-    """Return the collectives of the test that it has not waited for, and that did not succeed, with their ranks."""
-    ranks: dict[UnawaitedCollective, list[int]] = {}
-    for rank, left in sorted(finished.items()):
-        for one in left.unawaited:
-            ranks.setdefault(one, []).append(rank)
-    return ranks
 
 
 def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
