@@ -31,8 +31,10 @@ from pytest_accel.messages.world_spec import WorldSpec
 _TIMEOUT = 20
 """Seconds to wait for an answer. Stacks of a busy machine take the longest."""
 
+_RECORD_TIMEOUT = 2.0
+"""Seconds that a rank has to write its record."""
 _LONGEST_WAIT = 10.0
-"""Seconds that a rank has to write its record while it waits for a processor."""
+"""Seconds that it has while it waits for a processor."""
 CHUNK = 1 << 16
 """Maximum number of bytes that one read of a growing file returns."""
 _CAPTURED: Mapping[RankFile, str] = {"output": "stdout", "records": "log"}
@@ -96,8 +98,30 @@ class MachineInspector:
         return found
 
     def records(self, pids: Mapping[int, int]) -> dict[int, FlightRecord]:
-        """Return the records of collectives; see `take_records`."""
-        return take_records(pids, {rank: self._path(rank, "flight") for rank in pids})
+        """Signal the ranks; return the records that they write within `_RECORD_TIMEOUT`.
+
+        A rank that waits for a processor has longer.
+        """
+        paths: dict[int, str] = {}
+        for rank, pid in pids.items():
+            path = self._path(rank, "flight")
+            Path(path).unlink(missing_ok=True)
+            # The signal would terminate a process that does not block it.
+            if FLIGHT_SIGNAL is not None and _blocks(pid, FLIGHT_SIGNAL):
+                with suppress(ProcessLookupError):
+                    kill(pid, FLIGHT_SIGNAL)
+                    paths[rank] = path
+        began = monotonic()
+        while missing := [pids[rank] for rank, path in paths.items() if not exists(path)]:
+            passed = monotonic() - began
+            if passed >= _RECORD_TIMEOUT and (passed >= _LONGEST_WAIT or not held_up(missing)):
+                break
+            sleep(0.01)
+        found: dict[int, FlightRecord] = {}
+        for rank, path in paths.items():
+            with suppress(OSError, ValueError):
+                found[rank] = decode(Path(path).read_bytes(), FlightRecord)
+        return found
 
     def interrupt(self, pids: Mapping[int, int]) -> dict[int, None]:
         """Have the ranks fail their test if their main threads run Python code."""
@@ -123,42 +147,6 @@ class MachineInspector:
                 with suppress(OSError):
                     unlink(self._path(rank, file))
         return {}
-
-
-def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, FlightRecord]:
-    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds, by rank.
-
-    A rank that waits for a processor has longer. A record that cannot be read is empty.
-    """
-    if FLIGHT_SIGNAL is None:
-        return {}
-    signalled: list[int] = []
-    for rank, pid in pids.items():
-        Path(paths[rank]).unlink(missing_ok=True)
-        if _blocks(pid, FLIGHT_SIGNAL):  # The signal would terminate any other process.
-            with suppress(ProcessLookupError):
-                kill(pid, FLIGHT_SIGNAL)
-                signalled.append(rank)
-    began = monotonic()
-    while missing := [rank for rank in signalled if not exists(paths[rank])]:
-        passed = monotonic() - began
-        if passed >= timeout and (passed >= _LONGEST_WAIT or not held_up(pids[rank] for rank in missing)):
-            break
-        sleep(0.01)
-    found: dict[int, FlightRecord] = {}
-    for rank in signalled:
-        with suppress(OSError):
-            found[rank] = read_record(Path(paths[rank]).read_bytes())
-    return found
-
-
-def read_record(data: bytes) -> FlightRecord:
-    """Return the record that a rank has written as `data`, or an empty record if `data` is not valid."""
-    try:
-        record: FlightRecord = decode(data, FlightRecord)
-    except ValueError:
-        return FlightRecord()
-    return record
 
 
 def _blocks(pid: int, number: int) -> bool:

@@ -78,7 +78,7 @@ def prepare(context: RankContext, role: Role) -> None:
     else:
         store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
-    context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
+    context.signed_store = SignedStore(context.store, spec.secret)
     step("has reached the store of its world at port %d", port)
     context.operations.install()
     _use_world_store(context, port)
@@ -147,7 +147,7 @@ def _prepare_without_torch(context: RankContext, role: Role) -> None:
     if role.store is not None:
         close(role.store)
     folder = store_folder(context.session.directory, spec.world)
-    context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
+    context.signed_store = SignedStore(FolderStore(folder), spec.secret)
     step("has reached the store of its world, without torch")
 
 

@@ -86,7 +86,7 @@ class RankPlugin:
         self._role = role
         self._collector = RankCollector(context)
         self._listener = socket(fileno=role.listener)
-        self._debugger = RankDebugger(self._listener)
+        self._debugger = RankDebugger(self._listener, self._output)
         self._reports = RankReports(context)
         self._runner = TestRunner(context, self._collector, self._debugger, self._reports, self._output)
 

@@ -137,11 +137,11 @@ def describe_end(end: RankOutcome, *, named: bool = True) -> str:
 def late_teardowns(errors: Mapping[int, str]) -> list[str]:
     """Return a text for each of the `errors` by rank in the teardown of fixtures after the last test of a world.
 
-    The first line names the error, which is the last line of a traceback.
+    The first line names the error.
     """
-    ranks = _grouped((error.rstrip(), rank) for rank, error in errors.items())
+    ranks = _grouped((error.partition("\n"), rank) for rank, error in errors.items())
     why = "fixtures were torn down after this test, since its processes are replaced"
-    return [f"{ranks_text(same)}: {error.splitlines()[-1]} ({why})\n{error}" for error, same in ranks.items()]
+    return [f"{ranks_text(same)}: {first} ({why})\n{rest}" for (first, _, rest), same in ranks.items()]
 
 
 def problem_lines(problem: RankProblem | str) -> str:
