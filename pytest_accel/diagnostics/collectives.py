@@ -9,7 +9,7 @@ the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -89,18 +89,20 @@ def _difference(group: str, entered: Mapping[int, Mapping[int, Collective]]) -> 
     """Return the first collective that the ranks called with different operations, shapes or types."""
     for number in sorted({number for found in entered.values() for number in found}):
         ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
-        operations = {one.operation for one in ones.values()}
-        if len(operations) > 1:
-            return Difference(group, number, ("operations",), ones)
-        (operation,) = operations
-        differ = {
-            "shapes": operation in OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
-            # Some operations, such as scatter, have an input on one rank only.
-            "types": len({one.types for one in ones.values() if one.types}) > 1,
-        }
-        if any(differ.values()):
-            return Difference(group, number, tuple(name for name, one in differ.items() if one), ones)
+        if what := _unlike(ones.values()):
+            return Difference(group, number, what, ones)
     return None
+
+
+def _unlike(calls: Collection[Collective]) -> tuple[str, ...]:
+    """Return what is different in `calls`, which have one number, and must be the same; see `Difference.what`."""
+    operations = {one.operation for one in calls}
+    if len(operations) > 1:
+        return ("operations",)
+    # Another shape of the same size is accepted. Some operations, such as scatter, have an input on one rank only.
+    sizes = {tuple(map(prod, one.shapes)) for one in calls if one.operation in OF_ONE_SHAPE}
+    types = {one.types for one in calls if one.types}
+    return tuple(name for name, values in (("shapes", sizes), ("types", types)) if len(values) > 1)
 
 
 def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, RankWait]:
@@ -111,7 +113,7 @@ def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], r
     found: dict[int, RankWait] = {}
     for rank in unfinished:
         wait = records[rank].wait
-        if wait is None or not (lacking(rank, records) or _differs(rank, wait, records)):
+        if wait is None or not (lacking(rank, records) or _is_uneven(wait, records)):
             return {}
         found[rank] = wait
     # A thread goes on if torch's own timeout ends its operation before: the test may expect this error.
@@ -148,17 +150,9 @@ def _number(wait: RankWait, use: GroupUse) -> int:
     return sum(number for channel, number in use.messages if channel in wait.channels)
 
 
-def _differs(rank: int, wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:
-    """Return whether another rank has called another collective than `rank` under the same number."""
+def _is_uneven(wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:
+    """Return whether ranks have called collectives under the number of `wait` that cannot complete together."""
     if wait.kind != "collective":
         return False
-    called = {peer: records[peer].collectives.get(wait.group, {}).get(wait.number) for peer in wait.peers}
-    own = called[rank]
-    return own is not None and any(other is not None and _differ(own, other) for other in called.values())
-
-
-def _differ(one: Collective, other: Collective) -> bool:
-    """Return whether two ranks' calls cannot complete together. gloo accepts another shape of the same size."""
-    return one.operation != other.operation or (
-        one.operation in OF_ONE_SHAPE and [*map(prod, one.shapes)] != [*map(prod, other.shapes)]
-    )
+    called = [records[peer].collectives.get(wait.group, {}).get(wait.number) for peer in wait.peers]
+    return not {"operations", "shapes"}.isdisjoint(_unlike([one for one in called if one is not None]))
