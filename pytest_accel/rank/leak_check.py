@@ -154,7 +154,7 @@ class LeakCheck:
             groups_by_test=groups_by_test,
             doubt=self._doubt(failed_work if is_expected else None),
             unawaited=context.operations.end(),
-            properties=peak_memory(context.torch_device),
+            properties=peak_memory(context),
         )
 
     def _leaks(self, before: _Seen, after: _Seen, *, may_use_devices: bool) -> list[Leak]:

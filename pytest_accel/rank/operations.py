@@ -78,8 +78,8 @@ class Operations:
         self.awaited: Work | None = None
         """The result for which this rank waits without a limit, in any thread."""
         self.stack_file: StackFile
-        self._started: dict[int, tuple[Work, UnawaitedCollective]] = {}
-        """The collectives of the running test that nobody has waited for, by the identity of their results."""
+        self._started: dict[Work, UnawaitedCollective] = {}
+        """The collectives of the running test that nobody has waited for, by their results."""
         self._failed = False
         """True if a wait for an operation of any kind has raised an error since the last test."""
 
@@ -166,7 +166,7 @@ class Operations:
         function, code, line = find_place(name, _getframe(3))
         self.stack_file.set_place(code, line)
         if self._in_test() and self._is_of_gloo(group, args):
-            self._started[id(work)] = work, UnawaitedCollective(function, code.co_filename, line, None)
+            self._started[work] = UnawaitedCollective(function, code.co_filename, line, None)
 
     def _is_of_gloo(self, group: ProcessGroup, args: tuple[object, ...]) -> bool:
         """Return whether gloo runs a collective of `group` with the arguments `args`."""
@@ -179,8 +179,8 @@ class Operations:
 
     def _release(self, work: Work) -> None:
         """Forget `work`, whose result its test knows, unless only the limit of the wait has passed."""
-        if id(work) in self._started and work.is_completed():
-            self._started.pop(id(work), None)
+        if work in self._started and work.is_completed():
+            self._started.pop(work, None)
 
     def take_failure(self) -> bool:
         """Return whether a wait for an operation has raised an error since the last call of this function."""
@@ -193,7 +193,7 @@ class Operations:
         left, self._started = self._started, {}
         deadline = monotonic() + _LIMIT
         found = []
-        for work, one in left.values():
+        for work, one in left.items():
             try:
                 self._wait(work, max(timedelta(seconds=deadline - monotonic()), _SHORTEST))
             except RuntimeError as error:

@@ -153,7 +153,7 @@ class TestRunner:
         test = self._test = _Test(driver, request)
         try:
             item = self._collector.find(session, request.node)
-            device_memory.reset_peak_memory(self._context.torch_device)
+            device_memory.reset_peak_memory(self._context)
             rename(item, *request.names)  # In a rank, one item may be several tests of the driver.
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
