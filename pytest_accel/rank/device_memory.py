@@ -84,7 +84,7 @@ def empty_cache(context: RankContext) -> None:
 
     Call this when other processes may use the devices. From the cache, the next test gets its memory sooner.
     """
-    for name, module in _modules(context, "empty_cache"):
+    for _, module in _modules(context, "empty_cache"):
         if torch_devices.is_initialized(module):
             with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
                 module.empty_cache()

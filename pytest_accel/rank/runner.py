@@ -66,8 +66,6 @@ class _Test:
     """True while a phase runs. The report of the phase comes later, so a report made meanwhile is an additional one."""
     reported: set[str] = field(default_factory=set)
     """The phases that have been reported."""
-    only_passed: bool = True
-    """False once a phase of the test did not pass, or a subtest failed."""
     raised: bool = False
     """True once a phase of the test or a subtest has failed, expectedly or not."""
     teardown: list[PhaseReport] = field(default_factory=list)
@@ -239,7 +237,7 @@ class TestRunner:
         __tracebackhide__ = True
         result = yield from self._phase("teardown")
         # Fixtures may have started work on the devices in their teardown. If the test has failed, look only for leaks.
-        if self._test.only_passed:
+        if not self._test.raised:
             self._wait_for_devices()
         return result
 
@@ -313,7 +311,6 @@ class TestRunner:
         # The driver waits for the first report of a phase. If a plugin runs the test once more and logs that too, a
         # failure of either attempt counts, as in pytest: the later report must not replace the first.
         if test.in_phase or report.when in test.reported or is_subtest(report):
-            test.only_passed &= not report.failed
             test.raised |= report.failed
             data = serialize(self._config, report)
             test.driver.send(PhaseReport(serial, test.phase, data))
@@ -328,7 +325,6 @@ class TestRunner:
         now = monotonic() + self._context.session.clock
         phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
         self._reports.exception = None
-        test.only_passed &= report.passed
         if report.passed and report.when == "teardown":
             # Sent together with the last message, which follows at once.
             test.teardown.append(phase_report)
