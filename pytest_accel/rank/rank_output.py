@@ -47,6 +47,7 @@ from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.session_folder import HEADING, rank_path
 from pytest_accel.core.truncation import line_prefix, read_end
 from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.stack_file import StackFile
 
 _open = open  # A test may replace it.
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -65,6 +66,7 @@ class RankOutput:
         directory, world, rank = session.directory, context.spec.world, context.rank
         path = rank_path(directory, world, rank, "output")
         self._records = rank_path(directory, world, rank, "records")
+        self._stacks = context.operations.stack_file = StackFile(rank_path(directory, world, rank, "stack"))
         self._shown = rank_path(directory, world, rank, session.shows) if session.shows is not None else None
         """The file to which pytest's terminal writer appends; None if the session shows nothing of it."""
         self._prefix = line_prefix(rank, context.spec.ranks)
@@ -99,7 +101,8 @@ class RankOutput:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Redirect pytest's logs and terminal. pytest makes its handlers in its own hook, which is called before."""
+        """Redirect pytest's logs, terminal, and stacks of crashes. The hooks of its own plugins are called before."""
+        self._stacks.catch_crashes()
         if (handler := captured_log(config)) is not None:
             handler.addFilter(_is_not_from_torch)
             _copy(handler, self._records)
