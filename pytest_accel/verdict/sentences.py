@@ -402,13 +402,11 @@ def place_of(outcome: RankOutcome) -> tuple[str, int] | None:
 
 def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     """Return the text of `_describe` without the message of the failure."""
-    text = root.ending if root.report is None else _without_message(root, folders)
+    text = _EVENTS.get(root.ending, root.ending) if root.report is None else _without_message(root, folders)
     if wasxfail(root) is not None:
         text = _describe_briefly(root, folders, number)
     elif root.hang is not None:
         text = describe_hang(root.hang, "was" if number == 1 else "were")
-    elif root.ending == "unstarted":
-        text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
 
 
