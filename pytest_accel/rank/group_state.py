@@ -33,7 +33,6 @@ from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.messages.flight_record import Collective, FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.messages.struct_messages import encode
-from pytest_accel.rank.operations import Issued
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,7 +52,6 @@ _CALLS = {"x86_64": ("202", "232", "281"), "aarch64": ("98", "22")}
 """The numbers of the system calls futex(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
 _FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
 """Parts of the second argument of futex(2): FUTEX_PRIVATE_FLAG with FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
-_NOTHING: Issued = (lambda: None, None, None)
 _STORE = "pt_tcpstore_uv"
 """Name of the thread that serves torch's store."""
 
@@ -146,9 +144,10 @@ def _operation(context: RankContext) -> RankWait | None:
     """Return the wait for a message or a collective of gloo; None if there is none."""
     import torch.distributed as dist
 
-    work = context.operations.awaited
-    found, channel, number = context.operations.works.get(work, _NOTHING) if work is not None else _NOTHING
-    group = found()
+    if (awaited := context.operations.awaited) is None:
+        return None
+    find, channel, number = awaited
+    group = find()
     if group is None or number is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
         return None
     name, members = label(group), tuple(dist.get_process_group_ranks(group))

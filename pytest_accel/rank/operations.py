@@ -73,10 +73,10 @@ class Operations:
         """`in_test` returns whether the call of a test is running."""
         self._in_test = in_test
         self._groups: WeakKeyDictionary[ProcessGroup, _Counts] = WeakKeyDictionary()
-        self.works: WeakKeyDictionary[Work, Issued] = WeakKeyDictionary()
+        self._works: WeakKeyDictionary[Work, Issued] = WeakKeyDictionary()
         """The operations by their results."""
-        self.awaited: Work | None = None
-        """The result for which this rank waits without a limit, in any thread."""
+        self.awaited: Issued | None = None
+        """The operation for whose result this rank waits without a limit, in any thread."""
         self.stack_file: StackFile
         self._started: dict[Work, UnawaitedCollective] = {}
         """The collectives of the running test that nobody has waited for, by their results."""
@@ -112,7 +112,7 @@ class Operations:
             counts.issued[channel] += 1
             counts.numbered += on_cpu
             if on_cpu and work is not None:
-                self.works[work] = ref(group), channel, counts.issued[channel]
+                self._works[work] = ref(group), channel, counts.issued[channel]
         return work
 
     def _run_monitored_barrier(self, run: Any, group: ProcessGroup, *args: Any, **named: Any) -> Any:
@@ -130,13 +130,13 @@ class Operations:
         __tracebackhide__ = True
         work = issue(group, *args, **named)
         if work is not None:
-            self.works[work] = ref(group), None, self.collectives(group)
+            self._works[work] = ref(group), None, self.collectives(group)
             self._keep(group, issue.__name__, work, (*args, *named.values()))
         return work
 
     def _wait_for(self, wait: Any, work: Work, *args: Any, **named: Any) -> Any:
         __tracebackhide__ = True
-        self.awaited = work if wait.__name__ == "wait" and not args and not named else None
+        self.awaited = self._works.get(work) if wait.__name__ == "wait" and not args and not named else None
         try:
             return wait(work, *args, **named)
         except RuntimeError:

@@ -75,13 +75,14 @@ class StackFile:
         self._place = mmap(self._file.fileno(), LAST_PLACE_SIZE)
         signal(STACK_SIGNAL, partial(_write_tasks, self._file))
         faulthandler.register(STACK_SIGNAL, file=self._file, all_threads=True, chain=True)
-        # The crash of a process that the test has forked belongs to the output.
-        register_at_fork(after_in_child=partial(faulthandler.enable, 2))
         siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
 
     def catch_crashes(self) -> None:
-        """Write the stacks of a crash to this file."""
-        faulthandler.enable(self._file)
+        """Write the stacks of a crash to this file, unless the user has disabled pytest's plugin for that."""
+        if faulthandler.is_enabled():
+            faulthandler.enable(self._file)
+            # The crash of a process that the test has forked belongs to the output.
+            register_at_fork(after_in_child=partial(faulthandler.enable, 2))
 
     def set_place(self, code: CodeType, line: int) -> None:
         """Set the place to the `line` of `code`, in the format of `python_stacks`."""
