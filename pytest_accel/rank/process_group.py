@@ -269,8 +269,6 @@ class Gathering:
         context, calls = self._context, self._context.exchanges
         calls[self._name] += 1
         self._earlier += self._last
-        if calls[self._name] == 1:  # All ranks have finished the last test, so they have read its values.
-            self._store.delete(self._earlier)
         names = [f"{self._name}/{context.tests}/{calls[self._name]}/{rank}" for rank in range(context.spec.ranks)]
         self._last = self._store.set(names[context.rank], value)
         return names
