@@ -316,7 +316,8 @@ def _end_properties(finished: Mapping[int, Finished], size: int) -> list[tuple[s
 def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
     """Return a serialized longrepr for a text that is not a traceback of a rank."""
     crash = {"path": place[0], "lineno": place[1], "message": message}
-    return _longrepr([_text_entry(lines)], crash)
+    data = {"lines": [f"{line}\n" for line in lines], "style": "native"}
+    return _longrepr([{"type": "ReprEntryNative", "data": data}], crash)
 
 
 def _source_longrepr(stack: str, message: str, lines: Sequence[str], phase: Phase) -> dict[str, Any]:
@@ -340,10 +341,6 @@ def _source_entry(frame: Frame, lines: Sequence[str], folders: Folders) -> dict[
         "style": "short",
     }
     return {"type": "ReprEntry", "data": data}
-
-
-def _text_entry(lines: Sequence[str]) -> dict[str, Any]:
-    return {"type": "ReprEntryNative", "data": {"lines": [f"{line}\n" for line in lines], "style": "native"}}
 
 
 def _longrepr(entries: Sequence[dict[str, Any]], crash: dict[str, Any]) -> dict[str, Any]:
@@ -373,7 +370,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         longrepr = _source_longrepr(root.stack, message, lines, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
-        lines = sentences.summary(root, outcomes, phase.folders)
+        lines = sentences.summary(root, same, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
     elif phase.is_fake:
         _put_above(longrepr, phase.about)

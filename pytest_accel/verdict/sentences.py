@@ -335,12 +335,11 @@ def alike(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) 
     return [outcome.rank for outcome in outcomes if _describe(outcome, folders, 1) == text]
 
 
-def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
+def summary(root: RankOutcome, same: Sequence[int], outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
     """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank.
 
-    The line on `root` does not repeat the message above it.
+    `same` are the ranks `alike`. The line on `root` does not repeat the message above it.
     """
-    same = alike(root, outcomes, folders)
     rest = [outcome for outcome in outcomes if outcome.rank not in same]
     consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
     rest = [outcome for outcome in rest if outcome not in consequences]
