@@ -16,12 +16,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import (
-    expects_failure,
-    reason_of_skip,
-    rewrite_asserts_of_initial_files,
-    teardown_to,
-)
+from pytest_accel.compat.pytest_shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.compat.torch_variables import READ_AT_IMPORT
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
@@ -47,7 +42,16 @@ class NotCollected(Exception):
 
 
 class TestNotFound(LookupError):
-    """This rank has not collected the test that the driver requests. The message says why."""
+    """This rank has not collected the test that the driver requests, or its file has changed. The message says so."""
+
+
+class FileSkipped(Exception):
+    """The file of a test was skipped as a whole (``pytest.skip(allow_module_level=True)``, ``importorskip``)."""
+
+    def __init__(self, longrepr: Any) -> None:
+        super().__init__(longrepr)
+        self.longrepr = longrepr
+        """Path, line and reason, as in pytest's reports."""
 
 
 class RankCollector:
@@ -68,13 +72,15 @@ class RankCollector:
         """Errors of the last collection, and internal errors of pytest."""
         self._import_error = ""
         """The error of the last collection in one line, if the import of the file has failed."""
-        self._skip = ""
-        """The reason why a file or folder was skipped in the last collection."""
+        self._skipped: dict[str, Any] = {}
+        """Reason by node id of a collector that was skipped in the last collection."""
         self._collected: list[pytest.Item] = []
         """The tests of the last collection."""
         self._directory_nodes: dict[Path, pytest.Collector] = {}
         self._collected_directories: set[Path] = set()
         """The directories that were part of any collection."""
+        self._skipped_files: dict[str, Any] = {}
+        """Path, line and reason, as in pytest's reports, by path of a file that was skipped as a whole."""
         self._files: dict[str, dict[NodeRef, pytest.Item | None]] = {}
         """The tests of each collected file; None if a reference does not identify a test."""
         self.unexpected: dict[str, frozenset[NodeRef]] = {}
@@ -120,7 +126,7 @@ class RankCollector:
         if report.failed:
             self.errors.append(f"{report.nodeid}: {report.longreprtext}")
         elif report.skipped:
-            self._skip = self._skip or reason_of_skip(report.longrepr)
+            self._skipped[report.nodeid] = report.longrepr
 
     def pytest_exception_interact(self, node: Any, call: pytest.CallInfo[Any]) -> None:
         """Record the error with which the import of a test file has failed. pytest calls this for other errors, too."""
@@ -134,9 +140,11 @@ class RankCollector:
         """Return the test `node`; collect its file if that has not been done.
 
         `digest` is the digest of the file when the driver collected it. Raise :class:`TestNotFound` if this rank has no
-        such test, if the file has changed since, or if it is skipped as a whole, as by
-        ``pytest.skip(allow_module_level=True)``, and :class:`NotCollected` if the collection of the file fails.
+        such test, or if the file has changed since, :class:`NotCollected` if the collection of the file fails, and
+        :class:`FileSkipped` if the file is skipped as a whole.
         """
+        if node.path in self._skipped_files:
+            raise FileSkipped(self._skipped_files[node.path])
         root = session.config.rootpath
         if node.path not in self._files:
             if digest and digest_of(text_of(Path(node.path))) not in (b"", digest):
@@ -156,9 +164,10 @@ class RankCollector:
         return frozenset(node.family for node in tests) - unclear
 
     def _collect(self, session: pytest.Session, path: str) -> None:
-        """Collect the file `path`; raise :class:`NotCollected` or :class:`TestNotFound` as `find` does."""
+        """Collect the file `path`; raise :class:`NotCollected` or :class:`FileSkipped` as `find` does."""
         self.errors.clear()
-        self._import_error = self._skip = ""
+        self._import_error = ""
+        self._skipped.clear()
         self._collected = []
         self._file = Path(path)
         self._announce_conftests(session.config)
@@ -182,10 +191,9 @@ class RankCollector:
             _leave_xfail_to_the_driver(item)
         if self.errors:
             raise NotCollected("\n".join(self.errors), self._import_error)
-        if self._skip and not self._collected:
-            # The driver has run the file, so a skip of all its tests here would pass unnoticed.
-            file = relpath(path, session.config.rootpath)
-            raise TestNotFound(f"{file} is skipped as a whole in the ranks: {self._skip}")
+        if self._skipped and not self._collected:
+            longrepr = self._skipped_files[path] = next(iter(self._skipped.values()))
+            raise FileSkipped(longrepr)
         tests: dict[NodeRef, pytest.Item | None] = {}
         for item in self._collected:
             node = reference(item)

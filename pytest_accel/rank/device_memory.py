@@ -43,11 +43,12 @@ def _grown(context: RankContext, before: dict[str, int]) -> list[tuple[str, int]
     return [(name, size) for name, size in sizes if size > _TOLERANCE]
 
 
-def forget_failure(context: RankContext, item: pytest.Item) -> None:
+def forget_failure(context: RankContext, item: pytest.Item | None) -> None:
     """Release the exceptions that keep the frames of the failed test `item`, and so its tensors on devices, alive."""
     for name in _LAST_FAILURE:
         vars(sys).pop(name, None)
-    forget_failures(item)
+    if item is not None:
+        forget_failures(item)
     if not context.torch_device.startswith("cpu"):
         collect()  # An exception that the test has stored in a variable is in a reference cycle with its traceback.
 

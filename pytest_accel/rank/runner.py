@@ -41,7 +41,7 @@ from pytest_accel.messages.rank_messages import (
 )
 from pytest_accel.messages.serialization import sketch_warning
 from pytest_accel.rank import device_memory, group_state, torch_devices
-from pytest_accel.rank.collector import NotCollected, RankCollector, TestNotFound
+from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.leak_check import LeakCheck
@@ -57,7 +57,8 @@ class _Test:
 
     driver: LinkToDriver
     request: RunTest
-    item: pytest.Item = field(init=False)
+    item: pytest.Item | None = None
+    """The test; None until it is found, and if its file is skipped."""
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""
     phase: When = "setup"
@@ -122,23 +123,26 @@ class TestRunner:
         self._output.begin(node)
         self._begun = node
         try:
-            self._collector.find(session, node, request.digest)
-        except TestNotFound as error:
-            # The rank can still run other tests, so this is a part of `Collected`.
-            problem = str(error)
-            if (hidden := self._reports.hidden_devices) is not None:
-                problem += f" ({hidden})"
+            try:
+                self._collector.find(session, node, request.digest)
+            except TestNotFound as error:
+                # The rank can still run other tests of the file, so this is a part of `Collected`.
+                problem = str(error)
+                if (hidden := self._reports.hidden_devices) is not None:
+                    problem += f" ({hidden})"
+        except FileSkipped:
+            # The rank has none of the file's tests, but `run` reports the requested one as skipped.
+            driver.send(Collected(frozenset([node.family]), prepared=self._context.is_prepared))
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
-            return
         except pytest.exit.Exception:
             raise
         except Exception:
             driver.send(CannotRun(format_exc()))
-            return
-        families = self._collector.families(node.path)
-        unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
-        driver.send(Collected(families, unexpected, problem, self._context.is_prepared))
+        else:
+            families = self._collector.families(node.path)
+            unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
+            driver.send(Collected(families, unexpected, problem, self._context.is_prepared))
 
     def run(self, session: pytest.Session, driver: LinkToDriver, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
@@ -157,6 +161,11 @@ class TestRunner:
             following = self._collector.following(session, item, request)
             if text := self._collector.tear_down_to(session, item).text:
                 test.late_teardown_error = f"teardown of the fixtures kept for another test failed:\n{text}"
+        except FileSkipped as skipped:
+            # There is no item, so pytest's protocol cannot run: make the reports here, without its hooks.
+            self._report_skipped(skipped.longrepr)
+            self._finish(test)
+            return
         except pytest.exit.Exception:  # For example, of a fixture that an earlier test has left set up.
             raise
         except Exception:
@@ -193,6 +202,12 @@ class TestRunner:
     def announce(self, announced: Announced) -> None:
         """Send the announcements `announced` of the running call to the driver."""
         self._test.driver.send(structs.replace(announced, serial=self._test.request.serial))
+
+    def _report_skipped(self, longrepr: Any) -> None:
+        """Report a test whose file was skipped as pytest reports a skipped test."""
+        for when, outcome, why in (("setup", "skipped", longrepr), ("teardown", "passed", None)):
+            report = pytest.TestReport("", ("", None, ""), {}, outcome, why, when)  # type: ignore[arg-type]
+            self.pytest_runtest_logreport(report)
 
     def _finish(self, test: _Test) -> None:
         """Send the result of a test that has run."""
@@ -317,8 +332,11 @@ class TestRunner:
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)
-        plugin_data, invalid = collect_rank_data(test.item, report)
-        exception = invalid or self._reports.exception
+        plugin_data: dict[str, Any] = {}
+        exception = self._reports.exception
+        if test.item is not None:
+            plugin_data, invalid = collect_rank_data(test.item, report)
+            exception = invalid or exception
         data = phase_data(self._config, report)
         if plugin_data:
             data[rank_data.KEY] = plugin_data

@@ -14,7 +14,7 @@ from tests.run import CAUSES
 FAULTS = {
     "fails": ("raise ValueError('by hand')", "unstarted"),
     "sys_exit_0": ("sys.exit(0)", "unstarted"),
-    "skips": ("pytest.skip('by hand', allow_module_level=True)", "unstarted"),
+    "skips": ("pytest.skip('by hand', allow_module_level=True)", "disagreed: skip"),
     "exit_0": ("os._exit(0)", "died: status 0"),
     "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", "died: SIGKILL"),
 }
@@ -32,7 +32,7 @@ if int(os.environ.get("RANK", "-1")) in {WHO}:
 TEST = """
 import pytest
 
-pytestmark = [pytest.mark.distributed(2, init=False), pytest.mark.xfail]
+pytestmark = [pytest.mark.distributed(2, init=False), *{MARKS}]
 
 def test_{SITE}_{WAY}():
     assert not "reached"
@@ -47,18 +47,22 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuit
     for site, fault in cases:
         failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", FAULTS[fault][0])
         # A failure that is expected of the test does not cover one before it.
-        test = TEST.replace("{SITE}", site).replace("{WAY}", fault)
+        marks = "[]" if fault == "skips" else "[pytest.mark.xfail]"
+        test = TEST.replace("{SITE}", site).replace("{WAY}", fault).replace("{MARKS}", marks)
         folder = f"{site}_{fault}"
         suite.write(f"{folder}/conftest.py", failing_import if site == "conftest" else "")
         suite.write(f"{folder}/test_{folder}.py", failing_import + test if site == "module" else test)
-    suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last"))
+    suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last").replace("{MARKS}", "[pytest.mark.xfail]"))
     run = suite.run("--accel", "none", CAUSES)
     who = ranks_text([*ranks])
+    causes = {fault: cause if fault == "skips" else f"{cause}; {who}" for fault, (_, cause) in FAULTS.items()}
+    verdicts = {fault: f"ERROR {cause}" for fault, cause in causes.items()}
+    if len(ranks) == 2:
+        verdicts["skips"] = "SKIPPED"
     run.expect(
         {"test_last": "XFAIL failed: AssertionError; ranks 0-1"}
-        | {f"test_{site}_{fault}": f"ERROR {FAULTS[fault][1]}; {who}" for site, fault in cases}
+        | {f"test_{site}_{fault}": verdicts[fault] for site, fault in cases}
     )
-    assert "test_module_skips.py is skipped as a whole in the ranks: by hand" in run.text
     assert not any(f"pytest_accel/{package}" in run.text for package in ("driver", "verdict"))
 
 
