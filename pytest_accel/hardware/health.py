@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,6 +13,8 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.units import format_memory
 
+IDLE_MEMORY = 2 * 1024**3
+"""Bytes that the driver (some 600 MiB) and a desktop may use on an otherwise idle device."""
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
 
@@ -34,6 +36,8 @@ class Facts:
     compute_mode: ComputeMode = "default"
     lost: bool = False
     """True if the driver cannot reach the device any more."""
+    memory_used: int | None = None
+    """Bytes in use by any process or by the driver itself."""
     memory_free: int | None = None
 
 
@@ -46,6 +50,10 @@ class Health:
     """Text that follows the device's name: ``is used by pid 71 (python3, 2 GiB)``."""
     memory_free: int | None = None
     """Bytes that are free now."""
+    pids: frozenset[int] = frozenset()
+    """The processes that the driver lists, of this session and of others."""
+    sees_users: bool = False
+    """True if the driver lists processes, and all of them can be seen here. In a container they often cannot."""
 
 
 @runtime_checkable
@@ -73,10 +81,17 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] = Ma
     sickness = _sickness(facts)
     if sickness:
         return Health("sick", sickness, facts.memory_free)
-    others = [_holder(pid, used, names) for pid, used in facts.processes.items() if pid not in own]
+    others = {pid: used for pid, used in facts.processes.items() if pid not in own}
+    reason = ""
     if others:
-        return Health("busy", f"is used by {', '.join(others)}", facts.memory_free)
-    return Health(memory_free=facts.memory_free)
+        reason = "is used by " + ", ".join(_holder(pid, used, names) for pid, used in others.items())
+    # In a container the driver may hide processes, so much used memory without any process makes a device busy, too.
+    elif not facts.processes and (facts.memory_used or 0) > IDLE_MEMORY:
+        used = format_memory(facts.memory_used or 0)
+        reason = f"has {used} of its memory in use, but no process on it is visible from here"
+    pids = frozenset(facts.processes)
+    sees_users = bool(pids) and pids <= names.keys()
+    return Health("busy" if reason else "fine", reason, facts.memory_free, pids, sees_users)
 
 
 def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:
@@ -154,8 +169,8 @@ class Guard:
         self._session = session
         self._waits = waits
         self._clock = clock
-        self._suspects: dict[str, float | None] = {}
-        """By device whose processes have been killed: the time of the first check after the kill.
+        self._suspects: dict[str, tuple[frozenset[int], float | None]] = {}
+        """By device that may not have recovered: its killed processes, and the time of the first check after the kill.
 
         The wait begins with this check: until then, other tests may have used shares of the device.
         """
@@ -163,12 +178,18 @@ class Guard:
         """Reasons, by id, for the devices that are not leased again in this session."""
         self._expected = {device.id: device.memory_free for device in devices}
         """For each device, the bytes that were free at the session's start, or after the last wait that timed out."""
+        self._occupied = {
+            device.id for device in devices if (device.memory or 0) - (device.memory_free or 0) > IDLE_MEMORY
+        }
+        """Ids of the devices with much memory in use when the session started, and since then."""
         self._cache: dict[str, tuple[float, Health]] = {}
 
-    def suspect(self, name: str) -> None:
-        """Check this device before it is leased again, because processes on it have been killed."""
-        self._suspects[name] = None
-        self._cache.pop(name, None)
+    def suspect(self, ids: Iterable[str], killed: Collection[int]) -> None:
+        """Check these devices before they are leased again, because their processes `killed` have been killed."""
+        for name in ids:
+            before, _ = self._suspects.get(name, (frozenset[int](), None))
+            self._suspects[name] = before.union(killed), None
+            self._cache.pop(name, None)
 
     def refuses(self, name: str) -> str | None:
         """Return why the device may not be leased now, as text that follows its id, or None if it may."""
@@ -183,20 +204,32 @@ class Guard:
             if health.state == "sick":
                 self.aside[name] = health.reason
                 return health.reason
-            if not self._has_recovered(name, health.memory_free):
+            if not self._has_recovered(name, health):
                 return "waits for its memory to be released"
-        return health.reason if self._waits and health.state == "busy" else None
+        if not self._waits:
+            return None
+        # Memory that the driver attributes to no process may be this session's, unless it was in use from the start.
+        if health.state == "busy" and (health.pids or name in self._occupied):
+            return health.reason
+        self._occupied.discard(name)
+        return None
 
-    def _has_recovered(self, name: str, free: int | None) -> bool:
-        """Return whether the `free` memory of a device is that of the session's start, or the wait for it is over."""
-        now, expected = self._clock(), self._expected[name]
-        since = self._suspects[name]
-        since = self._suspects[name] = now if since is None else since
-        if expected is not None and free is not None and free + _SLACK < expected:
-            if now - since < RECOVERY_TIMEOUT:
-                return False
-            self._expected[name] = free  # Others have it. Do not wait for it a second time.
+    def _has_recovered(self, name: str, health: Health) -> bool:
+        now = self._clock()
+        killed, since = self._suspects[name]
+        since = now if since is None else since
+        self._suspects[name] = killed, since
+        expected, free = self._expected[name], health.memory_free
+        is_short = expected is not None and free is not None and free + _SLACK < expected
+        # Wait only for the killed processes: living ones, of this session or of others, keep their memory. If the
+        # driver lists processes that cannot be seen here, or none, as in a container, the memory may be theirs.
+        is_awaited = not health.sees_users or bool(killed & health.pids)
+        if is_short and is_awaited and now - since < RECOVERY_TIMEOUT:
+            return False
         del self._suspects[name]
+        if not health.sees_users and expected is not None and free is not None:
+            # Nobody can say whether memory that is missing now is missing again. Do not wait for it a second time.
+            self._expected[name] = min(expected, free)
         return True
 
     def _health(self, name: str) -> Health:

@@ -6,7 +6,7 @@ One queue holds the requests for all kinds of devices: requests for different ki
 from __future__ import annotations
 
 from asyncio import CancelledError, Future, TimerHandle, get_running_loop, sleep
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -57,6 +57,8 @@ class HeldLease:
     """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     holder: Holder
     """The present holder, as other sessions see it."""
+    pids: Sequence[int] = ()
+    """The processes that use the devices, as far as known."""
     outcome: Future[HeldLease] = field(default_factory=lambda: get_running_loop().create_future())
     granted: policy.Lease = field(init=False)
     devices: tuple[Device, ...] = ()
@@ -215,17 +217,17 @@ class Leases:
         for device in lease.ids:
             guard = self._devices[device][1].guard
             if killed and guard is not None:
-                guard.suspect(device)
+                guard.suspect([device], lease.pids)
         # Unlock devices even if they are needed again at once: a process that the lease has left keeps the lock, and
         # they must not be granted before it has ended.
         self._unlock(lease.ids)
         self._tell(lease.ids)
         self._react()
 
-    def describe(self, lease: HeldLease, test: str) -> None:
-        """Tell other sessions which test uses the lease from now on; no-op if it was returned."""
+    def describe(self, lease: HeldLease, test: str, pids: Sequence[int]) -> None:
+        """Tell other sessions which test uses the lease from now on, in `pids`; no-op if it was returned."""
         if lease.granted.id in self._leases:
-            lease.holder = replace(lease.holder, test=test, since=wall_clock())
+            lease.holder, lease.pids = replace(lease.holder, test=test, since=wall_clock()), pids
             self._tell(lease.ids)
 
     def waiting(self, demand: WorldDemand) -> tuple[str, list[str]] | None:

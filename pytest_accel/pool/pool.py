@@ -394,10 +394,10 @@ class Pool:
         warm = world.state is not WorldState.STARTING
         world.become(WorldState.IN_USE)
         world.request, world.driver = request, request.driver
-        spec = world.spec
+        holder, spec = request.demand.holder, world.spec
         try:
             if world.taken is not None:
-                world.starter.leases.describe(world.taken, request.demand.holder.test)
+                world.starter.leases.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self.worlds.note(world, "WorldAcquired", request=request.id, reused=warm)
             names = self._machines
             hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))

@@ -6,6 +6,7 @@ are others. The pool calls a starter in its own thread only, and the starter rep
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -78,8 +79,8 @@ class LeaseSource(Protocol[Own]):
         has another key.
         """
 
-    def describe(self, taken: Own, test: str) -> None:
-        """Tell other sessions which test uses `taken`."""
+    def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
+        """Tell other sessions which test uses `taken`, in the processes `pids`, by rank."""
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         """Give `taken` back, which no process uses any more. `killed` says whether the processes were killed."""

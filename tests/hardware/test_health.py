@@ -67,14 +67,14 @@ print(json.dumps({name: [one.state, one.reason] for name, one in health.items()}
         (
             Facts({7: 2 * GIB}),
             set(),
-            Health("busy", "is used by pid 7 (trainer, 2 GiB)"),
+            Health("busy", "is used by pid 7 (trainer, 2 GiB)", None, frozenset({7}), sees_users=True),
         ),
         (
             Facts({7: None, 8: None}),
             {7},
-            Health("busy", "is used by pid 8 (not visible from here)"),
+            Health("busy", "is used by pid 8 (not visible from here)", None, frozenset({7, 8})),
         ),
-        (Facts({7: None, 8: GIB}), {7, 8}, Health()),
+        (Facts({7: None, 8: GIB}), {7, 8}, Health(pids=frozenset({7, 8}))),
     ],
 )
 def test_health_follows_from_the_properties_of_a_device(facts: Facts, own: set[int], health: Health) -> None:
@@ -170,9 +170,9 @@ def test_only_lasting_errors_and_prohibited_gpus_are_left_out(on_machine: OnMach
 class ScriptedCard:
     """A vendor with one device, a time, and an answer of the driver; it records what a guard says of the device."""
 
-    def __init__(self, *, waits: bool = False) -> None:
+    def __init__(self, free: int = 16, *, waits: bool = False) -> None:
         self.now = 0.0
-        device = Device("cuda", "GPU-1", 0, "NVIDIA T4", memory=16 * GIB, memory_free=16 * GIB)
+        device = Device("cuda", "GPU-1", 0, "NVIDIA T4", memory=16 * GIB, memory_free=free * GIB)
         self.guard = Guard(self, [device], os.getpid(), waits=waits, clock=lambda: self.now)
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
@@ -182,26 +182,49 @@ class ScriptedCard:
         """Return why the device may not be leased, `after` seconds, if `free` GiB are free and `users` use the rest."""
         self.now += after
         processes = {pid: gib * GIB for pid, gib in users}
-        self.facts = Facts(processes, ecc, lost=lost, memory_free=free * GIB)
+        self.facts = Facts(processes, ecc, lost=lost, memory_used=(16 - free) * GIB, memory_free=free * GIB)
         return self.guard.refuses("GPU-1")
 
 
 WAITING = "waits for its memory to be released"
+KILLED = 4194305  # Larger than any pid of Linux, so that no process has it.
 
 
 def test_a_device_waits_for_the_memory_of_a_killed_process() -> None:
     card = ScriptedCard()
-    card.guard.suspect("GPU-1")
-    assert [card.look(99, 12), card.look(2, 12), card.look(1, 16), card.look(1, 12)] == [WAITING, WAITING, None, None]
-
-
-def test_memory_that_is_not_released_is_waited_for_once() -> None:
-    card = ScriptedCard()
-    card.guard.suspect("GPU-1")
-    assert [card.look(99, 12), card.look(4.9, 14), card.look(0.2, 14)] == [WAITING, WAITING, None]
-    card.guard.suspect("GPU-1")
-    assert card.look(1, 14) is None
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert [card.look(99, 12, (KILLED, 4)), card.look(2, 12, (KILLED, 4))] == [WAITING, WAITING]
+    assert [card.look(1, 16), card.look(1, 12)] == [None, None]
     assert card.guard.aside == {}
+
+
+def test_a_device_whose_memory_is_not_released_is_leased_after_a_while() -> None:
+    card, killed = ScriptedCard(), (KILLED, 4)
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert [card.look(99, 12, killed), card.look(4.9, 12, killed), card.look(0.2, 12, killed)] == [WAITING] * 2 + [None]
+
+
+def test_processes_that_are_alive_are_not_waited_for() -> None:
+    """The processes are the session's main process, one that it has started, and one of another program."""
+    card, other = ScriptedCard(), os.getppid()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        card.guard.suspect(["GPU-1"], [KILLED])
+        assert card.look(0, 12, (os.getpid(), 1), (worker.pid, 1), (other, 2)) is None
+        worker.communicate()
+    assert card.guard.aside == {}
+
+
+def test_if_the_driver_lists_no_process_missing_memory_is_waited_for_once() -> None:
+    card = ScriptedCard()
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert [card.look(99, 12), card.look(4.9, 14), card.look(0.2, 14)] == [WAITING] * 2 + [None]
+    # The same if some are of another pid namespace.
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert card.look(1, 12, (KILLED + 1, 4)) == WAITING
+    assert card.look(5, 14) is None
+    # The second time, the same memory is missing, and nothing is waited for.
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert card.look(1, 14) is None
 
 
 def test_a_device_with_a_lasting_error_is_set_aside_at_once() -> None:
@@ -210,7 +233,7 @@ def test_a_device_with_a_lasting_error_is_set_aside_at_once() -> None:
     for ecc, lost, why in ((2, False, sick), (0, True, gone)):
         card = ScriptedCard()
         assert card.look(1, 16, ecc=ecc, lost=lost) is None, "the driver is asked only after a kill"
-        card.guard.suspect("GPU-1")
+        card.guard.suspect(["GPU-1"], [7])
         assert [card.look(1, 16, ecc=ecc, lost=lost), card.look(9, 16)] == [why, why]
         assert card.guard.aside == {"GPU-1": why}
 
@@ -223,6 +246,14 @@ def test_a_busy_device_is_unavailable_if_the_session_waits_for_busy_devices() ->
     # The driver is asked again only after a while.
     assert [card.look(1, 16), card.look(0.1, 14, user), card.look(1, 14, user)] == [None, None, first]
     assert ScriptedCard().look(1, 14, user) is None
+
+
+def test_memory_of_no_visible_process_keeps_a_device_busy_only_if_it_was_in_use_from_the_start() -> None:
+    card = ScriptedCard(waits=True)
+    assert [card.look(1, 16), card.look(1, 12)] == [None, None]
+    busy = "has 4 GiB of its memory in use, but no process on it is visible from here"
+    card = ScriptedCard(12, waits=True)
+    assert [card.look(1, 12), card.look(1, 16), card.look(1, 12)] == [busy, None, None]
 
 
 def test_a_session_names_the_holder_of_the_device_that_it_waited_for(

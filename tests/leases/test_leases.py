@@ -129,7 +129,7 @@ async def test_free_devices_and_slots_are_granted_at_once_and_returned_once(fold
         assert names(last) == ["sim-2", "sim-3"], "a lease that is returned twice frees its devices once"
         one.close()
         one.give_back(last)
-        one.describe(last, "late")
+        one.describe(last, "late", ())
         with pytest.raises(RuntimeError, match="closed"):
             at_once(one, devices(1))
 
@@ -190,7 +190,7 @@ async def test_a_lease_is_wanted_as_long_as_somebody_waits_for_it(folder: Path) 
 async def test_a_lease_is_handed_on_to_the_first_request_if_that_has_the_same_key(folder: Path) -> None:
     one = session()
     world, single, of_slots = at_once(one, devices(2)), at_once(one, devices(2)), at_once(one, slots(4))
-    one.describe(world, "test_before")
+    one.describe(world, "test_before", [os.getpid()])
     assert test_of(folder) == "test_before"
     assert one.hand_on(world) is None, "nobody waits"
     await waiting(one, slots(1))

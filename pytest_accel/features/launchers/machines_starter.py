@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
@@ -171,9 +172,12 @@ class StarterOnMachines(ABC, Generic[Own]):
     def hand_on(self, taken: Own) -> WorldDemand | None:
         return None if taken.remote or taken.here is None else self._here.leases.hand_on(taken.here)
 
-    def describe(self, taken: Own, test: str) -> None:
+    def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
         if taken.here is not None:
-            self._here.leases.describe(taken.here, test)
+            machines = taken.machines or repeat(0)
+            self._here.leases.describe(
+                taken.here, test, [pid for machine, pid in zip(machines, pids, strict=False) if not machine]
+            )
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         self._taken.remove(taken)

@@ -75,6 +75,7 @@ def users(nvml: Any, device: Device) -> Facts:
     return replace(
         facts,
         processes={one.pid: one.usedGpuMemory for one in found or ()},
+        memory_used=memory.used if memory else None,
         memory_free=memory.free if memory else None,
     )
 

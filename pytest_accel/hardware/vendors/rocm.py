@@ -115,6 +115,7 @@ class Rocm(BaseVendor):
         return Facts(
             processes={pid: size for pid, size in users if size},
             ecc_errors=int(errors[1]) if errors else 0,
+            memory_used=used,
             memory_free=total - used if total is not None and used is not None else None,
         )
 
