@@ -129,13 +129,18 @@ class ExpectedEnd(Struct, frozen=True):
     Exactly one of the fields below `rank` is set.
     """
 
-    rank: int
+    rank: int | None = None
+    """None for `UNEVEN_COLLECTIVES` only."""
     status: int | None = None
     """The process ends with this exit code, or by the signal of this negative number."""
     after: float | None = None
     """The rank hangs: it still runs when all others have finished the call this number of seconds ago."""
     text: str | None = None
     """The call fails on the rank with an error of a device that contains this text."""
+
+
+UNEVEN_COLLECTIVES = ExpectedEnd()
+"""The ranks issue different numbers of collectives."""
 
 
 class Announced(Struct, frozen=True):

@@ -29,7 +29,7 @@ from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages import rank_data
 from pytest_accel.messages.flight_record import FlightRecord
-from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, Finished, When
+from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, consequence
 from pytest_accel.verdict.mismatches import (
@@ -145,7 +145,7 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     ends = expected_ends.agreed(phase.announced)
     # A rank that was stopped because of another rank could not end as announced.
     done = {one.rank for one in phase.outcomes if one.expected or one.secondary}
-    missing = [end for end in ends if end.rank not in done]
+    missing = [end for end in ends if end.rank is not None and end.rank not in done]
     faults = {rank: one.missing_faults for rank, one in enumerate(phase.announced) if one.missing_faults}
     texts = []
     if faults and (is_announced or verdict.outcome == "passed"):
@@ -159,7 +159,7 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     text = "; ".join(texts)
     if verdict.outcome == "failed":
         return _with_addition(verdict, text)
-    ranks = [*faults, *(end.rank for end in missing)]
+    ranks = [*faults, *(end.rank for end in missing if end.rank is not None)]
     what = "planned fault" if faults else "announced end"
     cause = Cause(CauseKind.FAILED, what, tuple(dict.fromkeys(ranks)))
     message = f"the test {verdict.outcome}; {text}"
@@ -203,25 +203,28 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     failing_leaks = leaks if phase.leaks == "fail" else []
     uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
     kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
-    is_announced = bool(expected_ends.agreed(phase.announced))
-    if is_announced:
+    missed = []
+    if ends := expected_ends.agreed(phase.announced):
+        if UNEVEN_COLLECTIVES in ends and not uneven:
+            missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
         # Other ranks notice an end at different times, and lose collectives that torch has started itself. No later
         # test meets what is left of them: the ranks are replaced.
         uneven = []
     found = uneven + groups
     mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch or is_announced else sentences.unawaited_lines(phase.finished, phase.folders)
-    problems = mismatch + unawaited
+    unawaited = [] if mismatch or ends else sentences.unawaited_lines(phase.finished, phase.folders)
+    problems = missed + mismatch + unawaited
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if phase.failed_before:  # Mismatches and leaks are then consequences. Errors of fixtures are reported as by pytest.
-        problems, failing_leaks, found, unawaited = [], [], [], []
+        problems, failing_leaks, found, missed, unawaited = [], [], [], [], []
     problems += phase.late_errors
     if (problems or failing_leaks) and verdict.outcome == "passed":
         if found:
             cause = Cause(CauseKind.DISAGREED, found[0].detail)
         elif problems:
-            cause = Cause(CauseKind.FAILED, "unawaited collective" if unawaited else "late teardown")
+            detail = "announced end" if missed else "unawaited collective" if unawaited else "late teardown"
+            cause = Cause(CauseKind.FAILED, detail)
         else:
             leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
             kinds = dict.fromkeys(leak.kind.value for _, leak in leaking)

@@ -222,8 +222,10 @@ def _describe_announced(end: ExpectedEnd) -> str:
         how = f"exits with status {end.status}" if end.status >= 0 else f"is killed by {signal_name(-end.status)}"
     elif end.after is not None:
         how = f"hangs for {end.after:g} s"
-    else:
+    elif end.text is not None:
         how = f"fails with an error of its device{f' with the text {end.text!r}' if end.text else ''}"
+    else:
+        return "the ranks issue different numbers of collectives"
     return f"rank {end.rank} {how}"
 
 

@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
+from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import (
+    UNEVEN_COLLECTIVES,
     Announced,
     ExceptionSketch,
     ExitCause,
@@ -30,6 +32,7 @@ EXIT = ExpectedEnd(1, status=7)
 KILLED = ExpectedEnd(1, status=-signal.SIGKILL)
 HANG = ExpectedEnd(1, after=2.0)
 DEVICE = ExpectedEnd(1, text="assert triggered")
+UNEVEN = UNEVEN_COLLECTIVES
 
 
 def ended(status: int | None, rank: int = 1, cause: ExitCause = ExitCause.EXITED) -> RankOutcome:
@@ -81,8 +84,10 @@ FITTING = {
     KILLED: "is killed",
     HANG: "hangs",
     DEVICE: "has a device error",
+    UNEVEN: "passes",
 }
-"""The outcome of the call that is as announced."""
+"""The outcome of the call that is as announced. Numbers of collectives are compared after the teardown."""
+ENDS_OF_RANKS = [end for end in FITTING if end is not UNEVEN]
 
 
 def by_rank(*ends: tuple[ExpectedEnd, ...]) -> list[Announced]:
@@ -102,7 +107,7 @@ def test_only_the_announced_end_counts_as_passed(end: ExpectedEnd, name: str) ->
     verdict = announced(*outcomes, ends=(end,))
     assert (verdict.outcome == "passed") == (FITTING[end] == name)
     # The message about a rank that was stopped is about what has stopped it.
-    if verdict.outcome == "failed" and name not in ("is stopped", "hangs"):
+    if verdict.outcome == "failed" and name not in ("is stopped", "hangs") and end is not UNEVEN:
         assert "announced: rank 1 " in verdict.message
     survivor = OUTCOMES[name]._replace(rank=0)
     verdict = announced(survivor, OUTCOMES[FITTING[end]], ends=(end,))
@@ -111,23 +116,26 @@ def test_only_the_announced_end_counts_as_passed(end: ExpectedEnd, name: str) ->
     assert (verdict.outcome == "passed") == (FITTING[end] == name == "passes"), "an outcome of both ranks"
 
 
-@pytest.mark.parametrize("end", FITTING)
+@pytest.mark.parametrize("end", ENDS_OF_RANKS)
 def test_an_announcement_counts_only_if_all_ranks_have_made_the_same(end: ExpectedEnd) -> None:
     outcomes = [passed(0), OUTCOMES[FITTING[end]], passed(2)]
     for ends in (
         [(), (end,), (end,)],
         [(end,), (), (end,)],
         [(end,), (end,), ()],
+        [(end,), (end, UNEVEN), (end,)],
         [(end,)],
         [(end,), (ExpectedEnd(1, status=3),), (end,)],
     ):
         verdict = judged(*outcomes, announced=by_rank(*ends))
         assert verdict.outcome == "failed"
         assert len(ends) == 1 or "the ranks must announce the same ends, " in verdict.message
+    every = [passed(0), passed(1), passed(2)]
+    assert judged(*every, announced=by_rank((UNEVEN,), (), ())).outcome == "failed"
 
 
 @pytest.mark.parametrize("when", ["setup", "teardown"])
-@pytest.mark.parametrize("end", FITTING)
+@pytest.mark.parametrize("end", ENDS_OF_RANKS)
 def test_announcements_change_no_verdict_on_another_phase_than_the_call(end: ExpectedEnd, when: When) -> None:
     for name, outcome in OUTCOMES.items():
         strict = judged(passed(0), outcome, when=when)
@@ -202,7 +210,29 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
     assert announced(device_error(), ends=(ExpectedEnd(1, text=""),)).outcome == "passed"
 
 
-@pytest.mark.parametrize("end", [EXIT, HANG])
+def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
+    def end_of_test(*numbers: int, **more: object) -> Verdict:
+        finished = {
+            rank: Finished(1, {DEFAULT_GROUP: ((0, 1), number, {})}, **more)  # type: ignore[arg-type]
+            for rank, number in enumerate(numbers)
+        }
+        announced = by_rank((UNEVEN,), (UNEVEN,))
+        return judged(passed(0), passed(1), when="teardown", finished=finished, announced=announced)
+
+    assert announced(passed(0), passed(1), ends=(UNEVEN,)).outcome == "passed"
+    verdict = end_of_test(1, 2)
+    assert verdict.outcome == "passed"
+    assert verdict.kill_reason is not None, "the ranks are replaced"
+    verdict = end_of_test(2, 2)
+    assert verdict.message == "the test passed; announced: the ranks issue different numbers of collectives"
+    verdict = end_of_test(1, 2, late_teardown_error="late")
+    assert (verdict.outcome, verdict.message) == ("failed", "late")
+    finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank, {})}) for rank in (0, 1)}
+    half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((UNEVEN,), ()))
+    assert half.outcome == "failed"
+
+
+@pytest.mark.parametrize("end", [EXIT, HANG, UNEVEN])
 def test_collectives_are_not_compared_after_an_announced_end(end: ExpectedEnd) -> None:
     def end_of_test(*announced: tuple[ExpectedEnd, ...], **more: object) -> Verdict:
         finished = {

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.truncation import ranks_text
-from pytest_accel.messages.rank_messages import Announced, ExpectedEnd
+from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExpectedEnd
 from pytest_accel.rank.process_group import Gathering
 from pytest_accel.verdict.expected_ends import leave_nobody
 
@@ -88,6 +88,13 @@ class Faults:
         ranks = range(self._context.spec.ranks) if rank is None else (rank,)
         self._announce(*(ExpectedEnd(one, text=text) for one in ranks))
 
+    def expect_uneven_collectives(self) -> None:
+        """Announce that the ranks issue different numbers of collectives in a process group."""
+        __tracebackhide__ = True
+        if self._context.spec.ranks == 1:
+            raise ValueError("a test of one rank cannot issue different numbers of collectives")
+        self._announce(UNEVEN_COLLECTIVES)
+
     def kill(self, rank: int, at: str | None = None, n: int = 1) -> None:
         """Plan that SIGKILL kills `rank`, and announce it as :meth:`expect_exit` does."""
         __tracebackhide__ = True
@@ -125,9 +132,10 @@ class Faults:
         __tracebackhide__ = True
         context, known = self._context, {end.rank for end in self._ends}
         for end in ends:
-            self._check_rank(end.rank)
-            if end.rank in known:
-                raise ValueError(f"the end of rank {end.rank} was announced before in this test")
+            if end.rank is not None:
+                self._check_rank(end.rank)
+                if end.rank in known:
+                    raise ValueError(f"the end of rank {end.rank} was announced before in this test")
         size = context.spec.ranks
         if leave_nobody((*self._ends, *ends), size):
             raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")

@@ -47,6 +47,7 @@ _ANNOUNCED = {
     "kill": "faults.expect_exit(1, signal='SIGKILL')",
     "hang": "faults.expect_hang(1, after=0.3)",
     "device": "faults.expect_device_error(1, 'device-side assert')",
+    "uneven": "faults.expect_uneven_collectives()",
 }
 _ENDS = {
     "pass": "pass",
@@ -55,6 +56,7 @@ _ENDS = {
     "kill": "kill_myself()",
     "hang": "hang()",
     "device": "break_device()",
+    "uneven": "reduce_alone(group)",
 }
 _OTHERS = """
     @distributed(3)
@@ -70,7 +72,7 @@ _CAUSES = {
     "exit": "FAILED died: status 7; rank 1",
     "other": "FAILED died: status 8; rank 1",
 }
-_WRONG = [("exit", "other"), ("hang", "pass")]
+_WRONG = [("exit", "other"), ("hang", "pass"), ("uneven", "exit")]
 """Wrong announcements whose tests end at once. `tests/verdict` has all of them."""
 
 
@@ -106,8 +108,9 @@ _MISUSES = """
 
     @pytest.mark.devices(1)
     def test_only_rank(faults):
-        with pytest.raises(ValueError, match="at least one rank must be left to report"):
-            faults.expect_hang(0)
+        for announce in (faults.expect_hang, faults.expect_uneven_collectives):
+            with pytest.raises((TypeError, ValueError)):
+                announce()
         with pytest.raises(ValueError, match="at least one rank must be left to report"):
             faults.expect_exit(0, status=7)
         faults.expect_device_error()
@@ -152,7 +155,7 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite) -> None:
     tests = [
         f"""
     @distributed(2, timeout=20)
-    def test_{announced}_{end}(faults, rank):
+    def test_{announced}_{end}(faults, rank{", group" if end == "uneven" else ""}):
         {_ANNOUNCED[announced]}
         if rank == 1:
             {_ENDS[end]}
