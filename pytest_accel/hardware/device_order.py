@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from pytest_accel.core.device import Device, Near, Vendor
 
-How = Literal["fastest", "pci", "free", "ids"]
+How = Literal["fastest", "pci", "free", "near", "ids"]
 _LINK_WEIGHTS: dict[Near, float] = {"nvlink": 1000.0, "pcie": 1.0, "numa": 1.0}
 """Weights of links: an NVLink counts far more than a common PCIe switch or NUMA node."""
 _SAME_MODEL_WEIGHT = 1e6
@@ -31,7 +31,7 @@ class Order:
 
 
 def parse_order(text: str) -> Order:
-    """Parse ``fastest``, ``pci``, ``free`` or ``ID,ID…``; raise ValueError if an id is empty."""
+    """Parse ``fastest``, ``pci``, ``free``, ``near`` or ``ID,ID…``; raise ValueError if an id is empty."""
     for how in _WORDS:
         if text.strip() == how:
             return Order(how)
@@ -51,8 +51,8 @@ def parse_names(text: str, option: str, words: Sequence[str] = ()) -> tuple[str,
 def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tuple[Device, ...]:
     """Return all `devices` in `order`.
 
-    ``free`` sorts by the memory that was free at discovery. Explicit ids put the named devices first and keep the
-    others; raise ValueError if a named device does not exist.
+    ``free`` sorts by the memory that was free at discovery; ``near`` puts well-linked devices next to each other.
+    Explicit ids put the named devices first and keep the others; raise ValueError if a named device does not exist.
     """
     if order.how == "fastest":
         return vendor.fastest(devices)
@@ -60,6 +60,8 @@ def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tupl
         return by_pci(devices)
     if order.how == "free":
         return tuple(sorted(devices, key=lambda device: device.memory_free or -1, reverse=True))
+    if order.how == "near":
+        return by_nearness(devices)
     first = select(order.ids, devices, "--accel-order")
     return (*first, *(device for device in devices if device not in first))
 
@@ -104,6 +106,27 @@ def by_figures(devices: Sequence[Device]) -> tuple[Device, ...]:
     )
 
 
+def by_nearness(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return `devices` in a chain that puts well-linked devices next to each other.
+
+    The chain starts with the first device in PCI order, and the nearest remaining device is appended each time: the
+    device most closely linked to the last device of the chain, then to all its devices, then the first in PCI order.
+    """
+    rest = list(by_pci(devices))
+    chain = rest[:1]
+    del rest[:1]
+    while rest:
+        nearest = max(rest, key=lambda device: (linked(chain[-1], device), sum(linked(one, device) for one in chain)))
+        rest.remove(nearest)
+        chain.append(nearest)
+    return tuple(chain)
+
+
+def linked(one: Device, other: Device) -> float:
+    """Return how close two devices are: the sum of the weights of their links."""
+    return sum(_LINK_WEIGHTS[via] for via in _links(one, other))
+
+
 def _links(one: Device, other: Device) -> list[Near]:
     """Return the kinds of the links between two devices. A common NUMA node is a link."""
     found: list[Near] = [link.via for link in one.links if link.peer == other.id]
@@ -119,10 +142,9 @@ def ties(devices: Sequence[Device], near: Near | None) -> tuple[tuple[str, str, 
     """
 
     def weight(one: Device, other: Device) -> float:
-        links = _links(one, other)
         same_model = (one.name, one.memory, one.capability) == (other.name, other.memory, other.capability)
-        preferred = _SAME_MODEL_WEIGHT * same_model + _NEAR_WEIGHT * (near in links)
-        return sum(_LINK_WEIGHTS[via] for via in links) + preferred
+        preferred = _SAME_MODEL_WEIGHT * same_model + _NEAR_WEIGHT * (near in _links(one, other))
+        return linked(one, other) + preferred
 
     found = tuple((one.id, other.id, weight(one, other)) for one, other in combinations(devices, 2))
     return found if len({value for _, _, value in found}) > 1 else ()

@@ -93,8 +93,8 @@ _OPTIONS: dict[str, _Option] = {
         "the devices that the session may use: 0,2 or ids (default: all that it can see)",
     ),
     ORDER: _Option(
-        *("order", "ORDER", "string", "fastest, pci, free, or ids with commas between them"),
-        "the order in which devices are numbered: fastest (default), pci, free, or ids with commas",
+        *("order", "ORDER", "string", "fastest, pci, free, near, or ids with commas between them"),
+        "the order in which devices are numbered: fastest (default), pci, free, near, or ids with commas",
     ),
     "accel_require": _Option(
         *("require", "KIND:N", "string"),

@@ -11,7 +11,9 @@ from pytest_accel.hardware.device_order import (
     Order,
     apply_order,
     by_figures,
+    by_nearness,
     by_pci,
+    linked,
     parse_names,
     parse_order,
     select,
@@ -24,7 +26,7 @@ THREE = (
     Device("sim", "sim-1", 1, "b", memory_free=30, pci="0000:01:00.0"),
     Device("sim", "sim-2", 2, "c", memory_free=None, pci="0000:02:00.0"),
 )
-WORDS = "fastest, pci, free, "
+WORDS = "fastest, pci, free, near, "
 
 
 def _ids(devices: tuple[Device, ...]) -> str:
@@ -33,7 +35,7 @@ def _ids(devices: tuple[Device, ...]) -> str:
 
 @pytest.mark.parametrize(
     ("text", "ids"),
-    [("pci", "120"), ("free", "102"), ("2", "201"), ("sim-1,2", "120"), ("fastest", "120")],
+    [("pci", "120"), ("free", "102"), ("2", "201"), ("sim-1,2", "120"), ("fastest", "120"), ("near", "120")],
 )
 def test_an_order_keeps_all_devices(text: str, ids: str) -> None:
     order = parse_order(f" {text} ")
@@ -94,6 +96,20 @@ def test_devices_without_an_address_come_last_by_index() -> None:
     assert _ids(by_pci(devices)) == "937"
 
 
+def _linked(pairs: set[tuple[int, int]], nodes: tuple[int | None, ...]) -> tuple[Device, ...]:
+    both = pairs | {(b, a) for a, b in pairs}
+    return tuple(
+        Device("sim", f"sim-{a}", a, "", numa=node, links=tuple(Link(f"sim-{d}", "nvlink") for c, d in both if c == a))
+        for a, node in enumerate(nodes)
+    )
+
+
+def test_linked_devices_and_then_those_of_one_numa_node_are_adjacent() -> None:
+    assert _ids(by_nearness(_linked({(0, 2), (1, 3)}, (None,) * 4))) == "0213"
+    assert _ids(by_nearness(_linked(set(), (0, 1, 1, 0)))) == "0312"
+    assert _ids(by_nearness(_linked({(0, 1)}, (0, 1, 0, 1)))) == "0132"
+
+
 def device(number: int, name: str = "A", numa: int | None = None, **links: Near) -> Device:
     """Return a device; `links` has the kind of each link by the id of the other device (``d1="nvlink"``)."""
     ends = tuple(Link(peer, via) for peer, via in links.items())
@@ -128,3 +144,4 @@ def test_the_link_that_a_test_asks_for_counts_most() -> None:
 def test_an_nvlink_counts_more_than_everything_else_together() -> None:
     near = Device("sim", "d0", 0, "A", numa=0, links=(Link("d1", "pcie"), Link("d2", "nvlink"), Link("d2", "pcie")))
     assert best([near, device(1, numa=0), device(2, numa=1)]) == ("d0", "d2")
+    assert linked(near, device(2)) > linked(device(0, d2="nvlink"), device(2)) > linked(near, device(1, numa=0))

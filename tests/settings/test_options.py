@@ -29,7 +29,7 @@ SWITCH = "on or off"
 TIME = "such as 300 (seconds), 90s, 5min or 1.5h"
 SHARE = "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB"
 IDS = "indices or ids of devices with commas between them"
-ORDER = "fastest, pci, free, or ids with commas between them"
+ORDER = "fastest, pci, free, near, or ids with commas between them"
 ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
 PRELOAD = "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
 
@@ -194,9 +194,9 @@ def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")
     assert settings(pytester).order == "free"
     assert settings(pytester, "-o", "accel_order=fastest").order == "fastest"
-    assert settings(pytester, "-o", "accel_order=fastest", "--accel-order", "1").order == "1"
+    assert settings(pytester, "-o", "accel_order=fastest", "--accel-order", "near").order == "near"
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "nowhere!")
-    assert settings(pytester, "--accel-order", "free").order == "free", "what is overridden is not checked"
+    assert settings(pytester, "--accel-order", "near").order == "near", "what is overridden is not checked"
 
 
 def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
