@@ -213,7 +213,7 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
 def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
     def end_of_test(*numbers: int, **more: object) -> Verdict:
         finished = {
-            rank: Finished(1, {DEFAULT_GROUP: ((0, 1), number, {})}, **more)  # type: ignore[arg-type]
+            rank: Finished(1, {DEFAULT_GROUP: GroupUse((0, 1), number)}, **more)  # type: ignore[arg-type]
             for rank, number in enumerate(numbers)
         }
         announced = by_rank((UNEVEN,), (UNEVEN,))
@@ -227,7 +227,7 @@ def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
     assert verdict.message == "the test passed; announced: the ranks issue different numbers of collectives"
     verdict = end_of_test(1, 2, late_teardown_error="late")
     assert (verdict.outcome, verdict.message) == ("failed", "late")
-    finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank, {})}) for rank in (0, 1)}
+    finished = {rank: Finished(1, {DEFAULT_GROUP: GroupUse((0, 1), rank)}) for rank in (0, 1)}
     half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((UNEVEN,), ()))
     assert half.outcome == "failed"
 
