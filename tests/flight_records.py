@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord
+from pytest_accel.messages.flight_record import FlightRecord
+from pytest_accel.messages.rank_messages import GroupUse
 from pytest_accel.rank.group_state import collectives_in
 
 
@@ -29,5 +30,6 @@ def entry(
 
 def record(*entries: dict[str, Any], **numbers: int) -> FlightRecord:
     """Return the record of a rank of three with `entries`. `numbers`: how many collectives each group has issued."""
-    issued = {name: {COLLECTIVES: number} for name, number in numbers.items()}
-    return FlightRecord(collectives_in(entries, issued), {DEFAULT_GROUP: (0, 1, 2)}, issued)
+    uses = {DEFAULT_GROUP: GroupUse((0, 1, 2), None)}
+    uses |= {name: GroupUse((0, 1, 2), number) for name, number in numbers.items()}
+    return FlightRecord(collectives_in(entries, uses), uses)

@@ -9,11 +9,12 @@ the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from pytest_accel.messages.flight_record import Collective, FlightRecord, RankWait
+from pytest_accel.messages.rank_messages import GroupUse
 
 OF_ONE_SHAPE = frozenset(
     ("all_reduce", "reduce", "_reduce_oop", "broadcast", "_broadcast_oop", "_all_gather_base", "_reduce_scatter_base")
@@ -76,7 +77,7 @@ def waits(records: Mapping[int, FlightRecord]) -> list[GroupWait]:
         for rank, one in waiting.items():
             if one.number == number:
                 inside.setdefault(one, []).append(rank)
-        members = next((known for rank in last if (known := records[rank].members.get(group))), tuple(last))
+        members = next((use.members for rank in last if (use := records[rank].uses.get(group))), tuple(last))
         behind = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
         missing = {rank: last.get(rank) for rank in behind}
         unknown = [rank for rank in members if rank not in records]
@@ -88,18 +89,20 @@ def _difference(group: str, entered: Mapping[int, Mapping[int, Collective]]) -> 
     """Return the first collective that the ranks called with different operations, shapes or types."""
     for number in sorted({number for found in entered.values() for number in found}):
         ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
-        operations = {one.operation for one in ones.values()}
-        if len(operations) > 1:
-            return Difference(group, number, ("operations",), ones)
-        (operation,) = operations
-        differ = {
-            "shapes": operation in OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
-            # Some operations, such as scatter, have an input on one rank only.
-            "types": len({one.types for one in ones.values() if one.types}) > 1,
-        }
-        if any(differ.values()):
-            return Difference(group, number, tuple(name for name, one in differ.items() if one), ones)
+        if what := _unlike(ones.values()):
+            return Difference(group, number, what, ones)
     return None
+
+
+def _unlike(calls: Collection[Collective]) -> tuple[str, ...]:
+    """Return what is different in `calls`, which have one number, and must be the same; see `Difference.what`."""
+    operations = {one.operation for one in calls}
+    if len(operations) > 1:
+        return ("operations",)
+    # Another shape of the same size is accepted. Some operations, such as scatter, have an input on one rank only.
+    sizes = {tuple(map(prod, one.shapes)) for one in calls if one.operation in OF_ONE_SHAPE}
+    types = {one.types for one in calls if one.types}
+    return tuple(name for name, values in (("shapes", sizes), ("types", types)) if len(values) > 1)
 
 
 def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, RankWait]:
@@ -110,7 +113,7 @@ def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], r
     found: dict[int, RankWait] = {}
     for rank in unfinished:
         wait = records[rank].wait
-        if wait is None or not (lacking(rank, records) or _differs(rank, wait, records)):
+        if wait is None or not (lacking(rank, records) or _is_uneven(wait, records)):
             return {}
         found[rank] = wait
     # A thread goes on if torch's own timeout ends its operation before: the test may expect this error.
@@ -123,31 +126,33 @@ def lacking(rank: int, records: Mapping[int, FlightRecord]) -> dict[int, int]:
     Return an empty dict if the wait may end, or if that is unknown.
     """
     own = records[rank]
-    if (wait := own.wait) is None:
+    if (wait := own.wait) is None or not records.keys() >= {*wait.peers}:
         return {}
     issued = {}
     for peer in wait.peers:
+        if wait.kind == "exchange":
+            issued[peer] = records[peer].exchanges.get(wait.group, 0)
+            continue
+        use = records[peer].uses.get(wait.group)
         # The peer may have destroyed the group, and made another group of its name.
-        if peer not in records or records[peer].members.get(wait.group) != own.members.get(wait.group):
+        if use is None or use.members != own.uses[wait.group].members:
             return {}
-        counts = records[peer].issued.get(wait.group, {})
-        issued[peer] = sum(counts.get(counter, 0) for counter in wait.counters)
+        issued[peer] = _number(wait, use)
     if wait.kind == "receive":
         return issued if sum(issued.values()) < wait.number else {}
     return {peer: number for peer, number in issued.items() if number < wait.number}
 
 
-def _differs(rank: int, wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:
-    """Return whether another rank has called another collective than `rank` under the same number."""
+def _number(wait: RankWait, use: GroupUse) -> int:
+    """Return the number of operations in `use` that `wait` is about."""
+    if wait.kind == "collective":
+        return use.collectives or 0
+    return sum(number for channel, number in use.messages if channel in wait.channels)
+
+
+def _is_uneven(wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:
+    """Return whether ranks have called collectives under the number of `wait` that cannot complete together."""
     if wait.kind != "collective":
         return False
-    called = {peer: records[peer].collectives.get(wait.group, {}).get(wait.number) for peer in wait.peers}
-    own = called[rank]
-    return own is not None and any(other is not None and _differ(own, other) for other in called.values())
-
-
-def _differ(one: Collective, other: Collective) -> bool:
-    """Return whether two ranks' calls cannot complete together. gloo accepts another shape of the same size."""
-    return one.operation != other.operation or (
-        one.operation in OF_ONE_SHAPE and [*map(prod, one.shapes)] != [*map(prod, other.shapes)]
-    )
+    called = [records[peer].collectives.get(wait.group, {}).get(wait.number) for peer in wait.peers]
+    return not {"operations", "shapes"}.isdisjoint(_unlike([one for one in called if one is not None]))

@@ -20,7 +20,7 @@ from pytest_accel.core.processes import held_up, is_computing
 from pytest_accel.core.session_folder import HEADING, LAST_PLACE_SIZE, RankFile, agent_path, rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.truncation import read_end
-from pytest_accel.diagnostics.python_stacks import take_stacks
+from pytest_accel.diagnostics.python_stacks import FATAL, take_stacks
 from pytest_accel.messages.connect import Inspection, call_agent
 from pytest_accel.messages.flight_record import FlightRecord, from_json
 from pytest_accel.messages.rank_messages import When
@@ -31,8 +31,10 @@ from pytest_accel.messages.world_spec import WorldSpec
 _TIMEOUT = 20
 """Seconds to wait for an answer. Stacks of a busy machine take the longest."""
 
+_RECORD_TIMEOUT = 2.0
+"""Seconds that a rank has to write its record."""
 _LONGEST_WAIT = 10.0
-"""Seconds that a rank has to write its record while it waits for a processor."""
+"""Seconds that it has while it waits for a processor."""
 CHUNK = 1 << 16
 """Maximum number of bytes that one read of a growing file returns."""
 _CAPTURED: Mapping[RankFile, str] = {"output": "stdout", "records": "log"}
@@ -82,17 +84,44 @@ class MachineInspector:
         """Return the Python stacks; see `take_stacks`."""
         return take_stacks(dict(pids), {rank: self._path(rank, "stack") for rank in pids}, STACK_SIGNAL)
 
-    def last_places(self, ranks: Mapping[int, None]) -> dict[int, str]:
-        """Return the places of the last collectives of ranks in their test, as stacks; "" if there was none."""
+    def last_stacks(self, crashed: Mapping[int, bool]) -> dict[int, str]:
+        """Return the stacks of ranks that have died; "" if there is none.
+
+        If a rank has not `crashed`, its stack is the place of the last collective in its test.
+        """
         found = {}
-        for rank in ranks:
+        for rank, has_crashed in crashed.items():
             with suppress(OSError), open(self._path(rank, "stack"), "rb") as file:
-                found[rank] = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
+                place = file.read(LAST_PLACE_SIZE).partition(b"\0")[0].decode(errors="replace")
+                _, *crash = file.read().decode(errors="replace").partition(FATAL)
+                found[rank] = "".join(crash) if has_crashed else place
         return found
 
     def records(self, pids: Mapping[int, int]) -> dict[int, FlightRecord]:
-        """Return the records of collectives; see `take_records`."""
-        return take_records(pids, {rank: self._path(rank, "flight") for rank in pids})
+        """Signal the ranks; return the records that they write within `_RECORD_TIMEOUT`.
+
+        A rank that waits for a processor has longer. A record that cannot be read is empty.
+        """
+        paths: dict[int, str] = {}
+        for rank, pid in pids.items():
+            path = self._path(rank, "flight")
+            Path(path).unlink(missing_ok=True)
+            # The signal would terminate a process that does not block it.
+            if FLIGHT_SIGNAL is not None and _blocks(pid, FLIGHT_SIGNAL):
+                with suppress(ProcessLookupError):
+                    kill(pid, FLIGHT_SIGNAL)
+                    paths[rank] = path
+        began = monotonic()
+        while missing := [pids[rank] for rank, path in paths.items() if not exists(path)]:
+            passed = monotonic() - began
+            if passed >= _RECORD_TIMEOUT and (passed >= _LONGEST_WAIT or not held_up(missing)):
+                break
+            sleep(0.01)
+        found: dict[int, FlightRecord] = {}
+        for rank, path in paths.items():
+            with suppress(OSError):
+                found[rank] = from_json(Path(path).read_bytes())
+        return found
 
     def interrupt(self, pids: Mapping[int, int]) -> dict[int, None]:
         """Have the ranks fail their test if their main threads run Python code."""
@@ -118,33 +147,6 @@ class MachineInspector:
                 with suppress(OSError):
                     unlink(self._path(rank, file))
         return {}
-
-
-def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, FlightRecord]:
-    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds, by rank.
-
-    A rank that waits for a processor has longer. A record that cannot be read is empty.
-    """
-    if FLIGHT_SIGNAL is None:
-        return {}
-    signalled: list[int] = []
-    for rank, pid in pids.items():
-        Path(paths[rank]).unlink(missing_ok=True)
-        if _blocks(pid, FLIGHT_SIGNAL):  # The signal would terminate any other process.
-            with suppress(ProcessLookupError):
-                kill(pid, FLIGHT_SIGNAL)
-                signalled.append(rank)
-    began = monotonic()
-    while missing := [rank for rank in signalled if not exists(paths[rank])]:
-        passed = monotonic() - began
-        if passed >= timeout and (passed >= _LONGEST_WAIT or not held_up(pids[rank] for rank in missing)):
-            break
-        sleep(0.01)
-    found: dict[int, FlightRecord] = {}
-    for rank in signalled:
-        with suppress(OSError):
-            found[rank] = from_json(Path(paths[rank]).read_bytes())
-    return found
 
 
 def _blocks(pid: int, number: int) -> bool:

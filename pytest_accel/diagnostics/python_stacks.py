@@ -1,4 +1,4 @@
-"""The Python stacks of ranks: taken on a signal or found in a rank's log, the frames in them, and their source lines.
+"""The Python stacks of ranks: taken on a signal or written in a crash, the frames in them, and their source lines.
 
 A stack is the text that faulthandler writes (``Modules/faulthandler.c``, ``Python/traceback.c``): the threads, newest
 first, each with its innermost frame first.
@@ -35,12 +35,8 @@ _HIDDEN = (
 )
 """Path parts of files whose frames say nothing about the test: of pytest, of torch's decorators, of this package."""
 _LINK_TO_DRIVER = os.path.join(PACKAGE, "rank", "link_to_driver.py")
-_FATAL = "Fatal Python error: "
-_DUMP_LINE = re.compile(
-    r"$|(?:Current thread|Thread) 0x|  (?:File|Binary file) \"|  (?:<|\.\.\.)|  \(no |Python runtime state|"
-    r"Current thread's C stack trace|Extension modules: "
-)
-"""The lines that faulthandler writes after the name of a fatal error."""
+FATAL = "Fatal Python error: "
+"""The beginning of the stacks that faulthandler writes when the process crashes."""
 _THREAD = re.compile(r"^(?=(?:Current thread|Thread) (?:0x)?[0-9a-f]+)", re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
@@ -95,19 +91,6 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     return stacks
 
 
-def split_fault(sections: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
-    """Return the output in `sections` of a crashed rank, and the stack that faulthandler has written there."""
-    output, stack = list(sections), ""
-    for at, (name, text) in enumerate(sections):
-        before, fatal, dump = text.rpartition(_FATAL)
-        if fatal:
-            lines = dump.split("\n")
-            end = next((at for at, line in enumerate(lines[1:], 1) if _DUMP_LINE.match(line) is None), len(lines))
-            stack = (fatal + "\n".join(lines[:end])).strip("\n")
-            output[at] = name, before + "\n".join(lines[end:]).lstrip("\n")
-    return [(name, text) for name, text in output if text], stack
-
-
 def _frames(text: str) -> list[Frame]:
     return [Frame(path, int(line), function) for path, line, function in _FRAME.findall(text)]
 
@@ -122,7 +105,7 @@ def _size(path: str) -> int:
 def frames_of_rank(stack: str) -> list[Frame]:
     """Return the frames of the rank's main thread, or of the thread that crashed, innermost first."""
     _, *threads = _THREAD.split(stack)
-    if stack.startswith(_FATAL):
+    if stack.startswith(FATAL):
         threads = [thread for thread in threads if thread.startswith("Current")] or threads
     return _frames(threads[-1]) if threads else []
 

@@ -86,24 +86,21 @@ def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bo
 
 def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
     """Return time and event of each phase that did not pass and whose rank another rank may wait for in vain."""
-    failures: list[tuple[float, RankEvent]] = []
     wrong = [
-        (PHASES.index(when), (report.at, RankEvent(rank.rank, report.report["outcome"])))
+        (PHASES.index(when), report.at, RankEvent(rank.rank, report.report["outcome"]))
         for rank in ranks
         for when, report in rank.reports.items()
         if report.report["outcome"] != "passed"
     ]
-    in_teardown = False
-    for rank in ranks if wrong else ():
-        open_phase = next((phase for phase in PHASES if not rank.settled(phase)), None)
-        if open_phase == "teardown":
-            in_teardown = True
-        elif open_phase is not None:
-            # The rank may wait for a rank that failed or skipped in the same phase, or earlier.
-            failures += [event for phase, event in wrong if phase <= PHASES.index(open_phase)]
+    if not wrong:
+        return []
+    open_phases = {next((phase for phase in PHASES if not rank.settled(phase)), None) for rank in ranks}
+    # A rank may wait for a rank that failed or skipped in the same phase, or earlier.
+    latest = max((PHASES.index(one) for one in open_phases if one not in (None, "teardown")), default=-1)
+    failures = [(at, event) for phase, at, event in wrong if phase <= latest]
     # A rank in its teardown may wait for a rank that has failed and finished the test. While a live rank is computing,
     # the teardown has only the ordinary timeout.
-    if in_teardown and not failures:
+    if "teardown" in open_phases and not failures:
         gone = [
             (rank.reports["teardown"].at, RankEvent(rank.rank, "failed"))
             for rank in ranks

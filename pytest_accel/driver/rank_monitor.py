@@ -10,7 +10,6 @@ from selectors import EVENT_READ, DefaultSelector
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.collectives import deadlocked
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -276,10 +275,9 @@ class RankMonitor:
         """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
         captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
-        if exit is not None and exit.is_crash:
-            captured, stack = split_fault(captured)
-        elif ending == "died":
-            stack = self._inspector.ask(MachineInspector.last_places, {rank.rank: None}).get(rank.rank, "")
+        if ending == "died":
+            crashed = {rank.rank: exit is not None and exit.is_crash}
+            stack = self._inspector.ask(MachineInspector.last_stacks, crashed).get(rank.rank, "")
         epoch = wall_clock() - monotonic()
         began = beginning(rank.phase, [rank], self.began)
         rank.end = RankOutcome(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.kinds import KINDS, published
 from pytest_accel.core.units import count_text, format_capability, format_memory
 from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
@@ -79,14 +79,12 @@ def counted(count: int, kind: str) -> str:
     return f"1 {kind}" if count == 1 else f"{count} x {kind}"  # The name of a resource may have no plural: port-9000.
 
 
-def format_share(share: Share) -> str:
-    """Return ``0.25`` or ``8 GiB``, for example."""
-    return f"{share.fraction:g}" if share.bytes is None else format_memory(share.bytes)
-
-
 def _share_of(need: DeviceNeed) -> str:
     """Return the share in `need` as the start of a text (``0.25 of each of``); empty for whole devices."""
-    return f"{format_share(need.share)} of {'' if need.count == 1 else 'each of '}" if need.share else ""
+    if (share := need.share) is None:
+        return ""
+    amount = f"{share.fraction:g}" if share.bytes is None else format_memory(share.bytes)
+    return f"{amount} of {'' if need.count == 1 else 'each of '}"
 
 
 def _requirements(need: DeviceNeed) -> list[_Requirement]:

@@ -12,8 +12,7 @@ from msgspec import MsgspecError, Struct, field, to_builtins
 
 from pytest_accel.messages.struct_messages import from_builtins
 
-COLLECTIVES = "collectives"
-"""The counter of the collectives of a group."""
+from pytest_accel.messages.rank_messages import Channel, GroupUse
 
 
 class Collective(Struct, frozen=True):
@@ -49,17 +48,18 @@ class Collective(Struct, frozen=True):
 class RankWait(Struct, frozen=True):
     """An operation for which a rank's main thread waits without a limit, and what must be issued for it to end.
 
-    Each of `peers` must have issued `number` operations of the kinds in `counters`; for ``receive``, all together.
+    Each of `peers` must have issued `number` operations of this kind, or in `channels`; for ``receive``, all together.
     """
 
     kind: Literal["collective", "receive", "send", "exchange"]
-    """``exchange`` is a call of a `Gathering`, such as the fixture `gather`; its counter has its name."""
+    """``exchange`` is a call of a `Gathering`, such as the fixture `gather`."""
     group: str
-    """Name of the process group; empty for an exchange, which needs none."""
+    """Name of the process group, or of the `Gathering`."""
     number: int
     """The number of the operation, from 1: among the messages from one rank to another, or else in the group."""
     peers: tuple[int, ...]
-    counters: tuple[str, ...]
+    channels: tuple[Channel, ...] = ()
+    """The channels of a peer in which a message ends the wait."""
     tag: int = 0
 
 
@@ -68,10 +68,10 @@ class FlightRecord(Struct, frozen=True):
 
     collectives: dict[str, dict[int, Collective]] = field(default_factory=dict)
     """The last collectives of the rank, by group and number."""
-    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The ranks of each group of the rank, by the group's name; all ranks by ""."""
-    issued: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Numbers of operations that the rank has issued in each group, by counter; exchanges have the group ""."""
+    uses: dict[str, GroupUse] = field(default_factory=dict)
+    """The operations of the rank in each of its groups, by the group's name."""
+    exchanges: dict[str, int] = field(default_factory=dict)
+    """Numbers of calls of each `Gathering` in the test."""
     wait: RankWait | None = None
     quiet: float = 0.0
     """Seconds for which the rank issues nothing unless another rank acts; 0 if that is unknown."""

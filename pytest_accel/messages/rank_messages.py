@@ -198,11 +198,17 @@ Channel = tuple[bool, int | None, int]
 
 The other end is None for a receive from any rank. The tag is 0 if the backend ignores tags.
 """
-GroupUse = tuple[tuple[int, ...], int | None, Mapping[Channel, int]]
-"""The global ranks of a process group, and the numbers of collectives and messages that one rank has issued in it.
 
-The number of collectives is None if it is unknown: the backend does not count.
-"""
+
+class GroupUse(NamedTuple):
+    """The operations that one rank has issued in a process group since the group was made."""
+
+    members: tuple[int, ...]
+    """The global ranks of the group."""
+    collectives: int | None
+    """Number of collectives; None if it is unknown: the backend does not count."""
+    messages: tuple[tuple[Channel, int], ...] = ()
+    """Numbers of messages, by channel."""
 
 
 class UnawaitedCollective(Struct, frozen=True):
@@ -259,7 +265,7 @@ class Finished(Struct, frozen=True, tag=True):
 
     serial: int = 0
     uses: Mapping[str, GroupUse] = field(default_factory=dict)
-    """The operations of the rank in each of its process groups since the group was made, by the group's name."""
+    """The operations of the rank in each of its process groups, by the group's name."""
     warnings: tuple[WarningSketch, ...] = ()
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None if there was none."""

@@ -25,7 +25,7 @@ from pytest_accel.core.truncation import LAST_OUTPUT, tail
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
-from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.forkserver.server_messages import RankExited, ServerNotice, ServerReport, WorldStarted
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
@@ -225,7 +225,7 @@ class PoolSummary:
         phases: dict[int, When] = {rank: "teardown"}
         sections = inspector.ask(MachineInspector.captured, phases).get(rank, [])
         if end is not None and end.is_crash:
-            sections, stack = split_fault(sections)
+            stack = inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
         output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
         self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))
 

@@ -11,7 +11,7 @@ from functools import partial
 from os import environ
 from os.path import relpath
 from pathlib import Path
-from traceback import StackSummary, TracebackException, extract_tb
+from traceback import extract_tb
 from typing import Any
 
 import pytest
@@ -134,9 +134,7 @@ class RankCollector:
             error = call.excinfo.value
             if isinstance(error, node.CollectError) and error.__cause__ is not None:
                 error = error.__cause__  # pytest raises CollectError with a longer text for an ImportError.
-            text = exception_text(error).strip().partition("\n")[0]
-            why = text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
-            self._import_error = f"{node.nodeid} cannot be imported in the ranks: {why}"
+            self._import_error = f"{node.nodeid} cannot be imported in the ranks: {_headline(error)}"
 
     def find(self, session: pytest.Session, node: NodeRef, digest: bytes = b"") -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
@@ -227,17 +225,15 @@ class RankCollector:
             return None
         if request.next is None:
             return _UnknownItem.from_parent(session, name="later")
-        if request.next.path == request.node.path:
-            # If this rank does not have the next test, `find` raises when the driver requests it.
-            file = next(node for node in reversed(item.listchain()) if isinstance(node, pytest.File))
-            known = self._files[request.next.path].get(request.next)
-            if known is item:  # A copy, or another variant. With the same item, pytest would keep its own fixtures.
-                assert item.parent is not None
-                return _UnknownItem.from_parent(item.parent, name="again")
-            return known or _UnknownItem.from_parent(file, name="later")
-        # In another file: keep the fixtures of the session, and of the directories that are above both files.
         path = Path(request.next.path)
-        shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
+        known = self._files.get(request.next.path, {}).get(request.next)
+        if known is not None:
+            # It may be the same item, for a copy or another variant of the test. pytest would keep its own fixtures.
+            parent: Any = known.parent
+            return _UnknownItem.from_parent(parent, name="later")
+        # If this rank does not have the next test, `find` raises when the driver requests it.
+        kinds, above = (pytest.Directory, pytest.File), (path, *path.parents)
+        shared = [node for node in item.listchain() if isinstance(node, kinds) and node.path in above]
         return _UnknownItem.from_parent(shared[-1] if shared else session, name="later")
 
     def tear_down_to(self, session: pytest.Session, item: pytest.Item | None) -> TornDown:
@@ -255,10 +251,20 @@ class RankCollector:
         return TornDown()
 
 
+def _headline(error: BaseException) -> str:
+    """Return the type and the first line of `error`."""
+    first, _, _ = exception_text(error).strip().partition("\n")
+    return f"{type(error).__name__}: {first}"
+
+
 def _traceback(error: BaseException) -> str:
-    trace = TracebackException.from_exception(error)
-    _leave_out_libraries(trace)
-    return "".join(trace.format())
+    """Return the headline of `error`, and its traceback without the frames of libraries."""
+    found = pytest.ExceptionInfo.from_exception(error)
+    return f"{_headline(error)}\n{found.getrepr(style='short', tbfilter=_own_frames)}"
+
+
+def _own_frames(found: pytest.ExceptionInfo[BaseException]) -> Any:
+    return found.traceback.filter(lambda entry: not is_library(str(entry.path)))
 
 
 class _UnknownItem(pytest.Item):
@@ -296,15 +302,6 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
 
 def _shown(names: tuple[str, ...]) -> str:
     return cut_end("::".join(names), _LONGEST_NAME)
-
-
-def _leave_out_libraries(trace: TracebackException) -> None:
-    """Remove the frames of pytest, of this package and of other libraries from `trace` and from its causes."""
-    own = [frame for frame in trace.stack if not is_library(frame.filename)]
-    trace.stack = StackSummary.from_list(own or trace.stack)
-    for part in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
-        if part is not None:
-            _leave_out_libraries(part)
 
 
 def _leave_xfail_to_the_driver(item: pytest.Item) -> None:

@@ -63,8 +63,6 @@ class RankContext:
         """The environment variables that pytest-accel has set for this rank; None if it has unset the variable."""
         self.operations = Operations(lambda: self.in_call)
         """The operations of torch.distributed that this rank has issued."""
-        self.recorder_started = False
-        """True if the rank has a thread that writes the record of its collectives (`group_state.start`)."""
         self.in_call = False
         """True while the rank runs the test's own code for the first time."""
         self.announce: Callable[[Announced], None]

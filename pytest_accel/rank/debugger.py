@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack, suppress
-from os import close, dup, dup2, fstat, getpid, stat_result
-from os.path import samestat
+from os import close, dup2, getpid
 from signal import SIG_DFL, SIGINT, default_int_handler
 from signal import signal as set_handler
 from socket import recv_fds, socket
@@ -17,15 +16,17 @@ from pytest_accel.compat.pytest_shims import ask_before_debugging, set_terminal_
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import TerminalRequest
 from pytest_accel.rank.link_to_driver import LinkToDriver
+from pytest_accel.rank.rank_output import RankOutput
 
 
 class RankDebugger:
     """Pytest plugin of a rank: requests the driver's terminal before a debugger starts, and returns it afterwards."""
 
-    def __init__(self, listener: socket) -> None:
+    def __init__(self, listener: socket, output: RankOutput) -> None:
         self.driver: LinkToDriver | None = None
         """The driver of the running test, which can lend its terminal; None if no test runs."""
         self._listener = listener
+        self._output = output
         self._pid = getpid()
         self._config: pytest.Config
         self._post_mortem: Any = None
@@ -79,9 +80,8 @@ class RankDebugger:
         undo.callback(self.driver.send, TerminalRequest(None))
         for number in lent:
             undo.callback(close, number)
-        terminals = [fstat(number) for number in lent]
+        undo.callback(self._output.redirect)
         for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
-            undo.callback(_restore, number, dup(number), terminals)
             dup2(source, number)
         if self._config.pluginmanager.has_plugin("terminalreporter"):
             shown, _ = terminal_file(self._config)
@@ -98,13 +98,6 @@ class RankDebugger:
         borrowed, self._borrowed = self._borrowed, None
         if borrowed is not None:
             borrowed.close()
-
-
-def _restore(number: int, saved: int, terminals: list[stat_result]) -> None:
-    """Make the descriptor `number` a copy of `saved`, unless pytest has resumed its capture with its own file."""
-    if any(samestat(fstat(number), terminal) for terminal in terminals):
-        dup2(saved, number)
-    close(saved)
 
 
 def _flush() -> None:

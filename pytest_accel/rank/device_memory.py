@@ -85,9 +85,8 @@ def empty_cache(context: RankContext) -> None:
 
     Call this when other processes may use the devices. From the cache, the next test gets its memory sooner.
     """
-    for name, _ in context.accelerators:
-        module = torch_devices.module_of(name)
-        if hasattr(module, "empty_cache") and torch_devices.is_initialized(module):
+    for _, module in _modules(context, "empty_cache"):
+        if torch_devices.is_initialized(module):
             with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
                 module.empty_cache()
 
@@ -97,25 +96,22 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
 
     Devices for which torch does not count are left out.
     """
-    modules = {name: torch_devices.module_of(name) for name, _ in context.accelerators}
-    return {name: int(one.memory_allocated(name)) for name, one in modules.items() if hasattr(one, "memory_allocated")}
+    return {name: int(module.memory_allocated(name)) for name, module in _modules(context, "memory_allocated")}
 
 
-def reset_peak_memory(device: str) -> None:
-    """Start measuring the peak of the allocated memory on `device`."""
-    module = _module_of(device)
-    if hasattr(module, "reset_peak_memory_stats"):
-        module.reset_peak_memory_stats(device)
+def reset_peak_memory(context: RankContext) -> None:
+    """Start measuring the peak of the allocated memory on the rank's first device."""
+    for name, module in _modules(context, "reset_peak_memory_stats")[:1]:
+        module.reset_peak_memory_stats(name)
 
 
-def peak_memory(device: str) -> dict[str, int]:
+def peak_memory(context: RankContext) -> dict[str, int]:
     """Return the property of a test for the peak of the bytes that torch has allocated, if torch counts them."""
-    module = _module_of(device)
-    if not hasattr(module, "max_memory_allocated"):
-        return {}
-    return {"accel_peak_memory": int(module.max_memory_allocated(device))}
+    peaks = [module.max_memory_allocated(name) for name, module in _modules(context, "max_memory_allocated")[:1]]
+    return {"accel_peak_memory": int(peaks[0])} if peaks else {}
 
 
-def _module_of(device: str) -> Any:
-    """Return torch's module that counts the memory of a device; None for the CPU, and if torch has no such module."""
-    return None if device == "cpu" else torch_devices.module_of(device)
+def _modules(context: RankContext, function: str) -> list[tuple[str, Any]]:
+    """Return torch's names of the rank's devices, each with torch's module for it, if that has the `function`."""
+    modules = [(name, torch_devices.module_of(name)) for name, _ in context.accelerators]
+    return [(name, module) for name, module in modules if hasattr(module, function)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from os import getpid, uname
 from pathlib import Path
 from signal import sigwait
@@ -29,9 +30,8 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.messages.flight_record import COLLECTIVES, Collective, FlightRecord, RankWait, to_json
+from pytest_accel.messages.flight_record import Collective, FlightRecord, RankWait, to_json
 from pytest_accel.messages.rank_messages import GroupUse
-from pytest_accel.rank.operations import Issued, counter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,21 +51,19 @@ _CALLS = {"x86_64": ("202", "219", "232", "281"), "aarch64": ("98", "128", "22")
 """The numbers of the system calls futex(2), restart_syscall(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
 _FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
 """Parts of the second argument of futex(2): FUTEX_PRIVATE_FLAG with FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
-_NOTHING: Issued = (lambda: None, None, None)
 _STORE = "pt_tcpstore_uv"
 """Name of the thread that serves torch's store."""
 
 
+@cache
 def start(context: RankContext) -> None:
     """Start the thread that writes the record of collectives, unless it runs.
 
     Call this just before the first process group is created, not earlier: a process with threads is unsafe to fork.
     """
-    if not context.recorder_started:
-        context.recorder_started = True
-        if FLIGHT_SIGNAL is not None:
-            with suppress(threads.NoThreadError):  # Reports of hangs name no collectives then.
-                threads.start(_write_on_signal, "accel-flight", context, FLIGHT_SIGNAL)
+    if FLIGHT_SIGNAL is not None:
+        with suppress(threads.NoThreadError):  # Reports of hangs name no collectives then.
+            threads.start(_write_on_signal, "accel-flight", context, FLIGHT_SIGNAL)
 
 
 def _write_on_signal(context: RankContext, number: int) -> None:
@@ -90,29 +88,24 @@ def _flight_record(context: RankContext) -> FlightRecord:
     recorded = torch_api.flight_record()
     if recorded is None:
         return replace(at, unrecorded_by=torch_api.version())
-    import torch.distributed as dist
-
-    groups = {label(group): group for group in torch_api.groups()}
-    members = {name: tuple(dist.get_process_group_ranks(group)) for name, group in groups.items()}
-    issued = {name: context.operations.counts(group) for name, group in groups.items()}
-    ranks, name = tuple(range(context.spec.ranks)), context.awaited_exchange
-    wait = RankWait("exchange", "", context.exchanges[name], ranks, (name,)) if name else _operation(context)
+    own, ranks, name = uses(context), tuple(range(context.spec.ranks)), context.awaited_exchange
+    wait = RankWait("exchange", name, context.exchanges[name], ranks) if name else _operation(context)
     return replace(
         at,
-        collectives=collectives_in(recorded.get("entries", ()), issued),
-        members={"": ranks, **members},
-        issued={"": dict(context.exchanges), **issued},
+        collectives=collectives_in(recorded.get("entries", ()), own),
+        uses=own,
+        exchanges=dict(context.exchanges),
         wait=wait,
         quiet=_quiet_time(context, wait),
     )
 
 
 def collectives_in(
-    entries: Iterable[Mapping[str, Any]], issued: Mapping[str, Mapping[str, int]]
+    entries: Iterable[Mapping[str, Any]], uses: Mapping[str, GroupUse]
 ) -> dict[str, dict[int, Collective]]:
     """Return the collectives in the `entries` of torch's record, by group and number.
 
-    `issued` are the numbers of operations that this rank has issued in each of its groups.
+    `uses` are the operations that this rank has issued in each of its groups.
     """
     found: dict[str, dict[int, Collective]] = {}
     for entry in entries:
@@ -131,8 +124,8 @@ def collectives_in(
         if of_group and one.number < max(of_group):
             of_group.clear()  # The entries so far belong to an earlier group of this name.
         of_group[one.number] = one
-    for group, counts in issued.items():
-        if any(number > counts.get(COLLECTIVES, number) for number in found.get(group, ())):
+    for group, use in uses.items():
+        if use.collectives is not None and max(found.get(group, (0,))) > use.collectives:
             del found[group]  # The entries belong to an earlier group of this name.
     return found
 
@@ -150,21 +143,21 @@ def _operation(context: RankContext) -> RankWait | None:
     """Return the wait for a message or a collective of gloo; None if there is none."""
     import torch.distributed as dist
 
-    work = context.operations.awaited
-    found, channel, number = context.operations.works.get(work, _NOTHING) if work is not None else _NOTHING
-    group = found()
+    if (awaited := context.operations.awaited) is None:
+        return None
+    find, channel, number = awaited
+    group = find()
     if group is None or number is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
         return None
     name, members = label(group), tuple(dist.get_process_group_ranks(group))
     if channel is None:
-        return RankWait("collective", name, number, members, (COLLECTIVES,))
+        return RankWait("collective", name, number, members)
     receives, peer, tag = channel
     own = dist.get_rank(group)
     if receives:
         peers = tuple(one for one in members if one != context.rank) if peer is None else (members[peer],)
-        return RankWait("receive", name, number, peers, (counter((False, own, tag)),), tag)
-    counters = counter((True, own, tag)), counter((True, None, tag))
-    return RankWait("send", name, number, (members[peer or 0],), counters, tag)
+        return RankWait("receive", name, number, peers, ((False, own, tag),), tag)
+    return RankWait("send", name, number, (members[peer or 0],), ((True, own, tag), (True, None, tag)), tag)
 
 
 def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
@@ -259,10 +252,10 @@ def uses(context: RankContext) -> dict[str, GroupUse]:
 
     issued, counts_all = context.operations, not torch_api.compiles_messages()
     return {
-        label(group): (
+        label(group): GroupUse(
             tuple(dist.get_process_group_ranks(group)),
             issued.collectives(group),
-            issued.messages(group) if counts_all else {},
+            issued.messages(group) if counts_all else (),
         )
         for group in torch_api.groups()
     }

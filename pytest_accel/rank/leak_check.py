@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pytest_accel.rank.torch_devices import FailedWork
 
 _MOST_GROUPS = 100
-"""Number of process groups that tests may leave in a rank. Each has connections to the other ranks.
+"""Number of process groups that there may be in a rank. Each has connections to the other ranks.
 
 Tests that make a device mesh leave its groups, because torch has no function to destroy them.
 """
@@ -110,8 +110,6 @@ class LeakCheck:
         """The state after the call."""
         self._fixtures: list[Any] = []
         """The fixtures of a wider scope that the test uses, or that the last test has used."""
-        self._left_groups = 0
-        """Number of process groups that calls of tests have left in this rank."""
 
     def before_call(self) -> None:
         """Look at the process before the call of the test."""
@@ -156,7 +154,7 @@ class LeakCheck:
             groups_by_test=groups_by_test,
             doubt=self._doubt(failed_work if is_expected else None),
             unawaited=context.operations.end(),
-            properties=peak_memory(context.torch_device),
+            properties=peak_memory(context),
         )
 
     def _leaks(self, before: _Seen, after: _Seen, *, may_use_devices: bool) -> list[Leak]:
@@ -165,7 +163,6 @@ class LeakCheck:
         if before.settings != after.settings:
             found += process_state.restore(before.settings, after.settings)
         groups = group_state.labels(after.groups - before.groups)
-        self._left_groups += len(groups)
         if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
             if spawned := after.spawned - before.spawned:
                 found += left_running(spawned & find())
@@ -190,8 +187,8 @@ class LeakCheck:
             return "the test destroyed or replaced the world's default process group"
         if torch_api.rpc_initialisations() and not torch_api.rpc_is_running():
             return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
-        if self._left_groups > _MOST_GROUPS:
-            return f"tests have left more than {_MOST_GROUPS} process groups"
+        if len(torch_api.groups()) > _MOST_GROUPS:
+            return f"there are more than {_MOST_GROUPS} process groups"
         if context.operations.take_failure():
             return "an operation of torch.distributed failed, which may have closed the connections of its group"
         if not group_state.reaches_store(context):

@@ -11,47 +11,17 @@ from os import getpid
 import msgspec
 import pytest
 
-from pytest_accel.core import log, plugin_roles, processes
-from pytest_accel.core.session_folder import inner_lock_folder, rank_path
+from pytest_accel.core import log, processes
+from pytest_accel.core.session_folder import inner_lock_folder
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.messages.world_spec import Role, worker_environment
-from pytest_accel.rank import coverage, process_group, rank_plugin, torch_devices
+from pytest_accel.rank import process_group, torch_devices
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.stack_file import StackFile
-
-
-class _RankStart:
-    """Pytest plugin that makes this process its rank, when pytest has loaded only its own plugins."""
-
-    def __init__(self, session: SessionSpec, role: Role) -> None:
-        self.plugin: rank_plugin.RankPlugin | None = None
-        self.args = list(session.args)
-        """The list passed to `pytest.main`, which pytest has not read yet when it registers this plugin."""
-        self._session = session
-        self._role = role
-
-    def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        """Take on the role. pytest calls this hook first, when it registers this plugin."""
-        session, spec, rank = self._session, self._role.spec, self._role.rank
-        log.start(f"rank {rank} of world {spec.world}")
-        log.step("starts; its parent is process %d", os.getppid())
-        context = RankContext(session, spec, rank)
-        self.plugin = rank_plugin.RankPlugin(context, self._role)
-        context.operations.stack_file = StackFile(rank_path(session.directory, spec.world, rank, "stack"))
-        _set_environment(context, self._role.port)
-        torch_devices.limit_threads()
-        coverage.start(session.coverage if session.shared else None, pluginmanager)
-        if context.cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, context.cores)
-        os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
-        basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
-        self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        plugin_roles.install(pluginmanager, dict(session.roles))
-        self.plugin.register(pluginmanager)
+from pytest_accel.rank.rank_plugin import RankPlugin
 
 
 def run(session: SessionSpec, role: Role) -> int:
@@ -69,20 +39,31 @@ def run(session: SessionSpec, role: Role) -> int:
     # With the same key, a rank could connect to other ranks' managers of `multiprocessing` without having their keys.
     process.current_process().authkey = os.urandom(32)
     torch_devices.reseed()
-    start = _RankStart(session, role)
-    code = pytest.main(start.args, plugins=[start])
+    plugin = _become_rank(session, role)
+    basetemp = os.path.join(session.basetemp, f"accel-w{role.spec.world}r{role.rank}")
+    code = pytest.main([*with_options(session.args, ["--basetemp", basetemp])], plugins=[plugin])
     log.step("its pytest session has ended with status %d", code)
-    plugin = start.plugin
-    if plugin is None:
-        return int(code)
     if not plugin.served:
         plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
-    if not plugin.retired:
-        return int(code)
-    return _status(plugin, code)
+    return _status(plugin, code) if plugin.retired else int(code)
 
 
-def _status(plugin: rank_plugin.RankPlugin, code: int) -> int:
+def _become_rank(session: SessionSpec, role: Role) -> RankPlugin:
+    """Take on the `role`, and return the plugin of this rank."""
+    spec, rank = role.spec, role.rank
+    log.start(f"rank {rank} of world {spec.world}")
+    log.step("starts; its parent is process %d", os.getppid())
+    context = RankContext(session, spec, rank)
+    plugin = RankPlugin(context, role)
+    _set_environment(context, role.port)
+    torch_devices.limit_threads()
+    if context.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, context.cores)
+    os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
+    return plugin
+
+
+def _status(plugin: RankPlugin, code: int) -> int:
     """Return the exit status of a retired rank whose pytest session has ended with `code`."""
     passed = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if code in passed:

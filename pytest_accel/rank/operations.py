@@ -32,7 +32,6 @@ from msgspec import structs
 from pytest_accel.compat import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.truncation import first_line
-from pytest_accel.messages.flight_record import COLLECTIVES
 from pytest_accel.messages.rank_messages import Channel, UnawaitedCollective
 from pytest_accel.rank.stack_file import StackFile
 
@@ -74,14 +73,13 @@ class Operations:
         """`in_test` returns whether the call of a test is running."""
         self._in_test = in_test
         self._groups: WeakKeyDictionary[ProcessGroup, _Counts] = WeakKeyDictionary()
-        self.works: WeakKeyDictionary[Work, Issued] = WeakKeyDictionary()
+        self._works: WeakKeyDictionary[Work, Issued] = WeakKeyDictionary()
         """The operations by their results."""
-        self.awaited: Work | None = None
-        """The result for which this rank waits without a limit, in any thread."""
+        self.awaited: Issued | None = None
+        """The operation for whose result this rank waits without a limit, in any thread."""
         self.stack_file: StackFile
-        self._lock = Lock()  # Tests start collectives from several threads.
-        self._started: dict[int, tuple[Work, UnawaitedCollective]] = {}
-        """The collectives of the running test that nobody has waited for, by the identity of their results."""
+        self._started: dict[Work, UnawaitedCollective] = {}
+        """The collectives of the running test that nobody has waited for, by their results."""
         self._failed = False
         """True if a wait for an operation of any kind has raised an error since the last test."""
 
@@ -114,7 +112,7 @@ class Operations:
             counts.issued[channel] += 1
             counts.numbered += on_cpu
             if on_cpu and work is not None:
-                self.works[work] = ref(group), channel, counts.issued[channel]
+                self._works[work] = ref(group), channel, counts.issued[channel]
         return work
 
     def _run_monitored_barrier(self, run: Any, group: ProcessGroup, *args: Any, **named: Any) -> Any:
@@ -132,13 +130,13 @@ class Operations:
         __tracebackhide__ = True
         work = issue(group, *args, **named)
         if work is not None:
-            self.works[work] = ref(group), None, self.collectives(group)
+            self._works[work] = ref(group), None, self.collectives(group)
             self._keep(group, issue.__name__, work, (*args, *named.values()))
         return work
 
     def _wait_for(self, wait: Any, work: Work, *args: Any, **named: Any) -> Any:
         __tracebackhide__ = True
-        self.awaited = work if wait.__name__ == "wait" and not args and not named else None
+        self.awaited = self._works.get(work) if wait.__name__ == "wait" and not args and not named else None
         try:
             return wait(work, *args, **named)
         except RuntimeError:
@@ -158,14 +156,9 @@ class Operations:
         with counts.lock:  # gloo numbers messages, too.
             return (torch_api.sequence_number(group) or 0) - counts.numbered
 
-    def counts(self, group: ProcessGroup) -> dict[str, int]:
-        """Return the numbers of collectives and messages in `group` since it was made, by counter."""
-        found = {counter(channel): number for channel, number in self.messages(group).items()}
-        return found if (number := self.collectives(group)) is None else {COLLECTIVES: number, **found}
-
-    def messages(self, group: ProcessGroup) -> dict[Channel, int]:
-        """Return the numbers of messages in `group` since it was made."""
-        return dict(self._groups[group].issued) if group in self._groups else {}
+    def messages(self, group: ProcessGroup) -> tuple[tuple[Channel, int], ...]:
+        """Return the numbers of messages in `group` since it was made, by channel."""
+        return tuple(self._groups[group].issued.items()) if group in self._groups else ()
 
     # Collectives without a wait
 
@@ -173,8 +166,7 @@ class Operations:
         function, code, line = find_place(name, _getframe(3))
         self.stack_file.set_place(code, line)
         if self._in_test() and self._is_of_gloo(group, args):
-            with self._lock:
-                self._started[id(work)] = work, UnawaitedCollective(function, code.co_filename, line, None)
+            self._started[work] = UnawaitedCollective(function, code.co_filename, line, None)
 
     def _is_of_gloo(self, group: ProcessGroup, args: tuple[object, ...]) -> bool:
         """Return whether gloo runs a collective of `group` with the arguments `args`."""
@@ -187,10 +179,8 @@ class Operations:
 
     def _release(self, work: Work) -> None:
         """Forget `work`, whose result its test knows, unless only the limit of the wait has passed."""
-        if id(work) in self._started:
-            with self._lock:
-                if work.is_completed():
-                    self._started.pop(id(work), None)
+        if work in self._started and work.is_completed():
+            self._started.pop(work, None)
 
     def take_failure(self) -> bool:
         """Return whether a wait for an operation has raised an error since the last call of this function."""
@@ -200,22 +190,15 @@ class Operations:
     def end(self) -> tuple[UnawaitedCollective, ...]:
         """End the test: wait for its collectives, and return the collectives that failed or did not complete."""
         self.stack_file.clear_place()
-        with self._lock:
-            left, self._started = self._started, {}
+        left, self._started = self._started, {}
         deadline = monotonic() + _LIMIT
         found = []
-        for work, one in left.values():
+        for work, one in left.items():
             try:
                 self._wait(work, max(timedelta(seconds=deadline - monotonic()), _SHORTEST))
             except RuntimeError as error:
                 found.append(structs.replace(one, error=first_line(error) if work.is_completed() else None))
         return tuple(found)
-
-
-def counter(channel: Channel) -> str:
-    """Return the name of the counter of a `channel` in a record."""
-    receives, peer, tag = channel
-    return f"{'received' if receives else 'sent'} {peer} {tag}"
 
 
 def replace_method(owner: type, name: str, call: Callable[..., Any]) -> None:

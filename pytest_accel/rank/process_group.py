@@ -78,7 +78,7 @@ def prepare(context: RankContext, role: Role) -> None:
     else:
         store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
-    context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
+    context.signed_store = SignedStore(context.store, spec.secret)
     step("has reached the store of its world at port %d", port)
     context.operations.install()
     _use_world_store(context, port)
@@ -147,7 +147,7 @@ def _prepare_without_torch(context: RankContext, role: Role) -> None:
     if role.store is not None:
         close(role.store)
     folder = store_folder(context.session.directory, spec.world)
-    context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
+    context.signed_store = SignedStore(FolderStore(folder), spec.secret)
     step("has reached the store of its world, without torch")
 
 
@@ -269,8 +269,6 @@ class Gathering:
         context, calls = self._context, self._context.exchanges
         calls[self._name] += 1
         self._earlier += self._last
-        if calls[self._name] == 1:  # All ranks have finished the last test, so they have read its values.
-            self._store.delete(self._earlier)
         names = [f"{self._name}/{context.tests}/{calls[self._name]}/{rank}" for rank in range(context.spec.ranks)]
         self._last = self._store.set(names[context.rank], value)
         return names

@@ -25,6 +25,7 @@ from os import (
     fstat,
     makedirs,
     stat,
+    stat_result,
     symlink,
     truncate,
     unlink,
@@ -46,6 +47,7 @@ from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.session_folder import HEADING, rank_path
 from pytest_accel.core.truncation import line_prefix, read_end
 from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.stack_file import StackFile
 
 _open = open  # A test may replace it.
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -64,20 +66,26 @@ class RankOutput:
         directory, world, rank = session.directory, context.spec.world, context.rank
         path = rank_path(directory, world, rank, "output")
         self._records = rank_path(directory, world, rank, "records")
+        self._stacks = context.operations.stack_file = StackFile(rank_path(directory, world, rank, "stack"))
         self._shown = rank_path(directory, world, rank, session.shows) if session.shows is not None else None
         """The file to which pytest's terminal writer appends; None if the session shows nothing of it."""
         self._prefix = line_prefix(rank, context.spec.ranks)
         if session.logs is not None:
             with suppress(OSError):  # On another machine than the session's, the folder may be missing.
                 _make_kept(f"{session.logs}/world-{world}-rank-{rank}.log", path)
-        null = open_descriptor(devnull, O_RDONLY)
-        dup2(null, 0)
-        close(null)
         self._streams = _Streams(path, keeps=session.shows == "output" or session.logs is not None)
+        self.redirect()
         # Neither Python nor C hold text back: it would be lost if the process died, and out of order.
         libc = ctypes.CDLL(None)
         stdout = ctypes.c_void_p.in_dll(libc, "__stdoutp" if sys.platform == "darwin" else "stdout")
         libc.setvbuf(stdout, None, 2, 0)  # _IONBF
+
+    def redirect(self) -> None:
+        """Make descriptor 0 read from the null device, and 1 and 2 write to the file unless they do."""
+        null = open_descriptor(devnull, O_RDONLY)
+        dup2(null, 0)
+        close(null)
+        self._streams.redirect()
 
     def begin(self, node: NodeRef) -> None:
         """Begin the output of the test `node`. Text that has been written before is not captured any more."""
@@ -93,7 +101,8 @@ class RankOutput:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Redirect pytest's logs and terminal. pytest makes its handlers in its own hook, which is called before."""
+        """Redirect pytest's logs, terminal, and stacks of crashes. The hooks of its own plugins are called before."""
+        self._stacks.catch_crashes()
         if (handler := captured_log(config)) is not None:
             handler.addFilter(_is_not_from_torch)
             _copy(handler, self._records)
@@ -124,14 +133,18 @@ class _Streams:
         self.keeps = keeps
         self._read = 0
         """Bytes at the beginning of the file that have been captured, or were written before the test."""
-        self._redirect()
+        self._identity: stat_result | None = None
+        self.redirect()
         self._streams = {
             name: io.TextIOWrapper(_Unclosed(number, name), "utf-8", "replace", newline="", write_through=True)
             for number, name in _NAMES.items()
         }
         vars(sys).update({f"__{name}__": stream for name, stream in self._streams.items()}, **self._streams)
 
-    def _redirect(self) -> None:
+    def redirect(self) -> None:
+        """Make descriptors 1 and 2 write to the file unless they do."""
+        if all(map(self._writes_here, _NAMES)):
+            return
         file = open_descriptor(self.path, O_RDWR | O_CREAT | O_APPEND, 0o600)
         self._identity = fstat(file)
         for number in _NAMES:
@@ -141,15 +154,14 @@ class _Streams:
     def _writes_here(self, number: int) -> bool:
         """Return False if a test has closed or replaced the descriptor `number`, or a debugger uses it."""
         try:
-            return samestat(fstat(number), self._identity)
+            return self._identity is not None and samestat(fstat(number), self._identity)
         except OSError:
             return False
 
     def start(self) -> None:
         """Undo what the test has done to the streams and their descriptors."""
         vars(sys).update(self._streams)
-        if not all(map(self._writes_here, _NAMES)):
-            self._redirect()
+        self.redirect()
 
     resume = start
 

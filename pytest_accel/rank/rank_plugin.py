@@ -27,7 +27,7 @@ from pytest_accel.core.session_folder import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Command, RunTest
 from pytest_accel.messages.world_spec import WORKER_VARIABLES, Role
-from pytest_accel.rank import device_memory, process_group, torch_devices
+from pytest_accel.rank import coverage, device_memory, process_group, torch_devices
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
@@ -86,16 +86,21 @@ class RankPlugin:
         self._role = role
         self._collector = RankCollector(context)
         self._listener = socket(fileno=role.listener)
-        self._debugger = RankDebugger(self._listener)
+        self._debugger = RankDebugger(self._listener, self._output)
         self._reports = RankReports(context)
         self._runner = TestRunner(context, self._collector, self._debugger, self._reports, self._output)
 
-    def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
-        pluginmanager.register(self, RANK_PLUGIN)
+    def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
+        """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first.
+
+        pytest calls this hook when it registers this plugin, the first after its own.
+        """
+        session = self.context.session
+        coverage.start(session.coverage if session.shared else None, pluginmanager)
+        plugin_roles.install(pluginmanager, dict(session.roles))
         pluginmanager.register(MainProcessPlugins())
         pluginmanager.register(self._reports)
-        pluginmanager.register(self._runner)
+        pluginmanager.register(self._runner, RANK_PLUGIN)
         pluginmanager.register(self._output)
 
     @pytest.hookimpl(wrapper=True, trylast=True)

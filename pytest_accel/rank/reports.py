@@ -41,10 +41,6 @@ class RankReports:
         self.late_error: RuntimeError | None = None
         """The error of work on a device that the test has not waited for."""
 
-    def begin(self) -> None:
-        """Reset when a test starts."""
-        self.exception = self.late_error = None
-
     @property
     def hidden_devices(self) -> str | None:
         """A sentence on the devices that the driver sees and this rank does not; None if there is no difference."""
@@ -62,7 +58,8 @@ class RankReports:
             return
         name_place(call.excinfo.value, item)
         error = call.excinfo.value
-        explanation = self._explain(error)
+        spec = self._context.spec
+        explanation = torch_errors.explain(error, grouped=spec.grouped, init=spec.grouped and spec.key.init)
         if explanation is not None:
             torch_errors.add_hint(error, explanation)
         if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.
@@ -87,12 +84,6 @@ class RankReports:
             # All frames are the plugin's own. `--full-trace`, which pytest suggests, shows nothing of the test.
             traceback.extraline = None
         return report
-
-    def _explain(self, error: BaseException) -> str | None:
-        """Return an explanation of `error` for a test in this rank; None if there is none."""
-        spec = self._context.spec
-        init = spec.grouped and spec.key.init
-        return torch_errors.explain(error, grouped=spec.grouped, init=init)
 
     def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Add to the reason of a mark ``skipif`` that ranks see other devices than the driver."""

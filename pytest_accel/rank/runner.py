@@ -68,8 +68,6 @@ class _Test:
     """True while a phase runs. The report of the phase comes later, so a report made meanwhile is an additional one."""
     reported: set[str] = field(default_factory=set)
     """The phases that have been reported."""
-    only_passed: bool = True
-    """False once a phase of the test did not pass, or a subtest failed."""
     raised: bool = False
     """True once a phase of the test or a subtest has failed, expectedly or not."""
     teardown: list[PhaseReport] = field(default_factory=list)
@@ -156,10 +154,9 @@ class TestRunner:
             self._output.begin(request.node)
         self._begun = None
         test = self._test = _Test(driver, request)
-        self._reports.begin()
         try:
             item = self._collector.find(session, request.node)
-            device_memory.reset_peak_memory(self._context.torch_device)
+            device_memory.reset_peak_memory(self._context)
             rename(item, *request.names)  # In a rank, one item may be several tests of the driver.
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
@@ -256,7 +253,7 @@ class TestRunner:
         __tracebackhide__ = True
         result = yield from self._phase("teardown")
         # Fixtures may have started work on the devices in their teardown. If the test has failed, look only for leaks.
-        if self._test.only_passed:
+        if not self._test.raised:
             self._wait_for_devices()
         return result
 
@@ -335,7 +332,6 @@ class TestRunner:
                 return  # Only a plugin knows this phase, and reports it in the driver, too.
             is_additional = True
         if is_additional:
-            test.only_passed &= not report.failed
             test.raised |= report.failed
             data = serialize(self._config, report)
             test.driver.send(PhaseReport(serial, test.phase, data))
@@ -351,7 +347,6 @@ class TestRunner:
         now = monotonic() + self._context.session.clock
         phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report), plugin_data)
         self._reports.exception = None
-        test.only_passed &= report.passed
         if report.passed and report.when == "teardown":
             # Sent together with the last message, which follows at once.
             test.teardown.append(phase_report)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from os import getpid, makedirs, replace, unlink
-from threading import get_ident
+from os import makedirs, replace, unlink
 from time import sleep
 from typing import TYPE_CHECKING
 
@@ -39,11 +38,10 @@ class ForgedValueError(Exception):
 class SignedStore:
     """A rank's access to the signed values of its world."""
 
-    def __init__(self, store: Store | FolderStore, secret: bytes, place: str) -> None:
-        """`secret` is the world's secret; `place` is the address of the store, for error messages."""
+    def __init__(self, store: Store | FolderStore, secret: bytes) -> None:
+        """`secret` is the world's secret."""
         self._store = store
         self._secret = secret
-        self._place = place
 
     def set(self, name: str, value: bytes) -> list[str]:
         """Set `name` to `value`, in parts if it is large; return the keys that :meth:`delete` removes."""
@@ -71,8 +69,8 @@ class SignedStore:
         signature, value = found[:_SIZE], found[_SIZE:]
         if not hmac.compare_digest(signature, self._signature(name, value)):
             raise ForgedValueError(
-                f"{name!r} in the store at {self._place} was not written by a rank of this test: its signature is "
-                "wrong, and its value has not been used; another process has written to the store"
+                f"{name!r} in the world's store was not written by a rank of this test: its signature is wrong, and "
+                "its value has not been used; another process has written to the store"
             )
         return value
 
@@ -99,7 +97,7 @@ class FolderStore:
     def set(self, key: str, value: bytes) -> None:
         """Set `key` to `value`. Readers find the whole value or none."""
         path = self._path(key)
-        draft = f"{path}.{getpid()}.{get_ident()}"
+        draft = f"{path}.new"  # Each key has one writer.
         with _open(draft, "wb") as file:
             file.write(value)
         replace(draft, path)
@@ -113,13 +111,9 @@ class FolderStore:
             except FileNotFoundError:
                 sleep(_INTERVAL)
 
-    def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was set."""
-        try:
-            unlink(self._path(key))
-        except FileNotFoundError:
-            return False
-        return True
+    def delete_key(self, key: str) -> None:
+        """Remove `key`."""
+        unlink(self._path(key))
 
     def _path(self, key: str) -> str:
         """Return the path of the value of `key`, which may have characters and a length that file names cannot have."""

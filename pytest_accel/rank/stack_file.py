@@ -1,4 +1,4 @@
-"""The last collective and the stacks of asyncio's tasks, in the file to which faulthandler writes a rank's stacks.
+"""The file to which faulthandler writes a rank's stacks. It has the last collective and asyncio's tasks, too.
 
 The code of an async test that waits is on no thread's stack.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from mmap import mmap
-from os import write
+from os import register_at_fork, write
 from signal import siginterrupt, signal
 from sys import modules
 from types import CodeType, FrameType
@@ -76,6 +76,13 @@ class StackFile:
         signal(STACK_SIGNAL, partial(_write_tasks, self._file))
         faulthandler.register(STACK_SIGNAL, file=self._file, all_threads=True, chain=True)
         siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
+
+    def catch_crashes(self) -> None:
+        """Write the stacks of a crash to this file, unless the user has disabled pytest's plugin for that."""
+        if faulthandler.is_enabled():
+            faulthandler.enable(self._file)
+            # The crash of a process that the test has forked belongs to the output.
+            register_at_fork(after_in_child=partial(faulthandler.enable, 2))
 
     def set_place(self, code: CodeType, line: int) -> None:
         """Set the place to the `line` of `code`, in the format of `python_stacks`."""

@@ -37,7 +37,6 @@ from pytest_accel.verdict.mismatches import (
     compare_groups,
     have_different_groups,
     have_unmet_messages,
-    unawaited_collectives,
 )
 from pytest_accel.verdict.phase_verdict import Verdict
 
@@ -95,7 +94,7 @@ def plain_pass(
         one != Finished(one.serial, left[0].uses, groups=left[0].groups) for one in left
     ):
         return None
-    if any(messages for one in left[:1] for _, _, messages in one.uses.values()):
+    if any(use.messages for one in left[:1] for use in one.uses.values()):
         return None
     return Verdict("passed", duration=max(map(_seconds, outcomes)), ranks=tuple(map(_rank_phase, outcomes)))
 
@@ -204,18 +203,17 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     failing_leaks = leaks if phase.leaks == "fail" else []
     uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
     kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
-    waiting = unawaited_collectives(phase.finished)
     missed = []
     if ends := expected_ends.agreed(phase.announced):
         if UNEVEN_COLLECTIVES in ends and not uneven:
             missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
         # Other ranks notice an end at different times, and lose collectives that torch has started itself. No later
         # test meets what is left of them: the ranks are replaced.
-        uneven, waiting = [], {}
+        uneven = []
     found = uneven + groups
     mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
+    unawaited = [] if mismatch or ends else sentences.unawaited_lines(phase.finished, phase.folders)
     problems = missed + mismatch + unawaited
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if phase.failed_before:  # Mismatches and leaks are then consequences. Errors of fixtures are reported as by pytest.
@@ -321,7 +319,8 @@ def _end_properties(finished: Mapping[int, Finished], size: int) -> list[tuple[s
 def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
     """Return a serialized longrepr for a text that is not a traceback of a rank."""
     crash = {"path": place[0], "lineno": place[1], "message": message}
-    return _longrepr([_text_entry(lines)], crash)
+    data = {"lines": [f"{line}\n" for line in lines], "style": "native"}
+    return _longrepr([{"type": "ReprEntryNative", "data": data}], crash)
 
 
 def _source_longrepr(stack: str, message: str, lines: Sequence[str], phase: Phase) -> dict[str, Any]:
@@ -347,10 +346,6 @@ def _source_entry(frame: Frame, lines: Sequence[str], folders: Folders) -> dict[
     return {"type": "ReprEntry", "data": data}
 
 
-def _text_entry(lines: Sequence[str]) -> dict[str, Any]:
-    return {"type": "ReprEntryNative", "data": {"lines": [f"{line}\n" for line in lines], "style": "native"}}
-
-
 def _longrepr(entries: Sequence[dict[str, Any]], crash: dict[str, Any]) -> dict[str, Any]:
     traceback = {"reprentries": [*entries], "extraline": None, "style": "long"}
     return {
@@ -364,7 +359,7 @@ def _longrepr(entries: Sequence[dict[str, Any]], crash: dict[str, Any]) -> dict[
 def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
-    same = sentences.alike(root, outcomes)
+    same = sentences.alike(root, outcomes, phase.folders)
     label = ranks_text(same) if len(outcomes) > 1 else ""
     says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
     error = None if root.report is None else root.report.exception
@@ -378,7 +373,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         longrepr = _source_longrepr(root.stack, message, lines, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
-        lines = sentences.summary(root, outcomes, phase.folders)
+        lines = sentences.summary(root, same, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
     elif phase.is_fake:
         _put_above(longrepr, phase.about)

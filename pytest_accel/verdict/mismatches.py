@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.messages.rank_messages import Finished, GroupUse, UnawaitedCollective
+from pytest_accel.messages.rank_messages import Finished, GroupUse
 
 
 class Mismatch(Struct, frozen=True):
@@ -33,7 +33,7 @@ def _by_group(finished: Mapping[int, Finished]) -> dict[tuple[str, tuple[int, ..
     groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupUse]] = {}
     for rank, left in finished.items():
         for name, use in left.uses.items():
-            groups.setdefault((name, use[0]), {})[rank] = use
+            groups.setdefault((name, use.members), {})[rank] = use
     return groups
 
 
@@ -41,7 +41,7 @@ def compare_collectives(finished: Mapping[int, Finished]) -> list[Mismatch]:
     """Return the process groups in which the ranks issued different numbers of collectives."""
     found = []
     for group, uses in _by_group(finished).items():
-        numbers = {rank: number for rank, (_, number, _) in uses.items() if number is not None}
+        numbers = {rank: use.collectives for rank, use in uses.items() if use.collectives is not None}
         if len(set(numbers.values())) > 1:
             found.append(Mismatch("collectives", numbers, *group))
     return found
@@ -64,20 +64,11 @@ def have_different_groups(finished: Mapping[int, Finished]) -> bool:
     )
 
 
-def unawaited_collectives(finished: Mapping[int, Finished]) -> dict[UnawaitedCollective, list[int]]:
-    """Return the collectives of the test that it has not waited for, and that did not succeed, with their ranks."""
-    ranks: dict[UnawaitedCollective, list[int]] = {}
-    for rank, left in sorted(finished.items()):
-        for one in left.unawaited:
-            ranks.setdefault(one, []).append(rank)
-    return ranks
-
-
 def have_unmet_messages(finished: Mapping[int, Finished]) -> bool:
     """Return whether messages of any test or fixture are still on their way, or are awaited."""
     # A rank that has destroyed the group has left nothing in it.
     for (_, members), uses in _by_group(finished).items():
-        messages = {rank: issued for rank, (_, _, issued) in uses.items()}
+        messages = {rank: dict(use.messages) for rank, use in uses.items()}
         for tag in {tag for issued in messages.values() for _, _, tag in issued}:
             for receiver, received in messages.items():
                 rest = [

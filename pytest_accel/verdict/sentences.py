@@ -6,7 +6,7 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -29,7 +29,6 @@ from pytest_accel.messages.rank_messages import (
     Leak,
     LeakKind,
     RankExit,
-    UnawaitedCollective,
     When,
     exited,
 )
@@ -134,11 +133,11 @@ def describe_end(end: RankOutcome, *, named: bool = True) -> str:
 def late_teardowns(errors: Mapping[int, str]) -> list[str]:
     """Return a text for each of the `errors` by rank in the teardown of fixtures after the last test of a world.
 
-    The first line names the error, which is the last line of a traceback.
+    The first line names the error.
     """
-    ranks = _grouped((error.rstrip(), rank) for rank, error in errors.items())
+    ranks = _grouped((error.partition("\n"), rank) for rank, error in errors.items())
     why = "fixtures were torn down after this test, since its processes are replaced"
-    return [f"{ranks_text(same)}: {error.splitlines()[-1]} ({why})\n{error}" for error, same in ranks.items()]
+    return [f"{ranks_text(same)}: {first} ({why})\n{rest}" for (first, _, rest), same in ranks.items()]
 
 
 def problem_lines(problem: RankProblem | str) -> str:
@@ -272,12 +271,13 @@ def describe_mismatch(one: Mismatch) -> str:
     )
 
 
-def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], folders: Folders) -> list[str]:
+def unawaited_lines(finished: Mapping[int, Finished], folders: Folders) -> list[str]:
     """Return lines on collectives that a test has not waited for, and that did not succeed."""
+    ranks = _grouped((one, rank) for rank, message in sorted(finished.items()) for one in message.unawaited)
     return [
-        f"{ranks_text(ranks)}: {one.function} at {folders.shown(one.path)}:{one.line}, for which the test did not "
+        f"{ranks_text(unsure)}: {one.function} at {folders.shown(one.path)}:{one.line}, for which the test did not "
         f"wait, {'has not completed' if one.error is None else f'failed: {one.error}'}"
-        for one, ranks in unawaited.items()
+        for one, unsure in ranks.items()
     ]
 
 
@@ -327,63 +327,45 @@ def kill_reason(finished: Finished) -> str | None:
 # A line for each rank
 
 
-def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
+def alike(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[int]:
     """Return the ranks with the same outcome as `root`."""
-    return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
+    text = _describe(root, folders, 1)
+    return [outcome.rank for outcome in outcomes if _describe(outcome, folders, 1) == text]
 
 
-def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
+def summary(root: RankOutcome, same: Sequence[int], outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
     """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank.
 
-    The line on `root` does not repeat the message above it.
+    `same` are the ranks `alike`. The line on `root` does not repeat the message above it.
     """
-    same = alike(root, outcomes)
     rest = [outcome for outcome in outcomes if outcome.rank not in same]
     consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
     rest = [outcome for outcome in rest if outcome not in consequences]
+    cause = f"{ranks_text(same)} {_EVENTS.get(root.ending, root.ending)}"
     return [
         f"{ranks_text(same)}: {_describe_root(root, folders, len(same))}",
         *outcome_lines(rest, folders),
-        *_consequence_lines(consequences, f"{ranks_text(same)} {_EVENTS.get(root.ending, root.ending)}", folders),
+        # The texts of these errors contain addresses, and so differ between ranks.
+        *_shared_lines(consequences, lambda one, number: [_describe_consequence(one, cause, folders, number)]),
     ]
-
-
-def _key(outcome: RankOutcome) -> object:
-    """Return a value that is equal for outcomes that the same text describes."""
-    if outcome.report is None:
-        place = where(frames_of_rank(outcome.stack))
-        return (outcome.ending, outcome.expected, outcome.exit, outcome.text, outcome.hang, place)
-    longrepr = outcome.report.report.get("longrepr")
-    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
-    later = _key(outcome.later) if outcome.later is not None else None
-    if crash is None:
-        return (outcome.ending, headline(outcome.report.exception), later)
-    return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash, later)
 
 
 def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
-    """Return lines on `outcomes`; ranks with the same outcome share them."""
+    """Return lines on `outcomes`."""
+    return _shared_lines(outcomes, lambda one, number: _describe(one, folders, number))
+
+
+def _shared_lines(outcomes: Sequence[RankOutcome], describe: Callable[[RankOutcome, int], list[str]]) -> list[str]:
+    """Return the lines with which `describe` describes each outcome of a number of ranks; equal ones share them."""
     lines = []
-    for group in _grouped((_key(outcome), outcome) for outcome in outcomes).values():
-        first, *more = _describe(group[0], folders, len(group))
-        lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
+    for group in _grouped((tuple(describe(one, 1)), one) for one in outcomes).values():
+        first, *more = describe(group[0], len(group))
+        lines += [f"{ranks_text([one.rank for one in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
 
 
-def _consequence_lines(outcomes: Sequence[RankOutcome], cause: str, folders: Folders) -> list[str]:
-    """Return a line for each place in the code at which ranks failed because of the `cause`, such as ``rank 1 died``.
-
-    The texts of these errors contain addresses, and so differ between ranks.
-    """
-    groups = _grouped((_describe_consequence(one, cause, folders, 1), one) for one in outcomes)
-    return [
-        f"{ranks_text([one.rank for one in group])}: {_describe_consequence(group[0], cause, folders, len(group))}"
-        for group in groups.values()
-    ]
-
-
 def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, number: int) -> str:
-    """Return the text of a line about this `number` of ranks."""
+    """Return the text of a line about this `number` of ranks, which failed because of the `cause`: ``rank 1 died``."""
     meaning, place = consequence(outcome), _crash_place(outcome, folders)
     if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
         return f"failed as a consequence: {describe_exit(outcome.exit)}"
@@ -417,13 +399,11 @@ def place_of(outcome: RankOutcome) -> tuple[str, int] | None:
 
 def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     """Return the text of `_describe` without the message of the failure."""
-    text = root.ending if root.report is None else _without_message(root, folders)
+    text = _EVENTS.get(root.ending, root.ending) if root.report is None else _without_message(root, folders)
     if wasxfail(root) is not None:
         text = _describe_briefly(root, folders, number)
     elif root.hang is not None:
         text = describe_hang(root.hang, "was" if number == 1 else "were")
-    elif root.ending == "unstarted":
-        text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
 
 
@@ -592,7 +572,7 @@ def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
         case "send":
             what, done = f"{peers} to receive message #{wait.number} {about}", "received"
         case _:
-            what, done = f"{wait.counters[0]} #{wait.number} of {peers}", "made"
+            what, done = f"{wait.group} #{wait.number} of {peers}", "made"
     return f"{what}, which {has} {done} {count or 'none'}" if issued else what
 
 

@@ -11,7 +11,6 @@ from pytest_accel.diagnostics.python_stacks import (
     frames_of_other_threads,
     frames_of_rank,
     relevant,
-    split_fault,
     stack_text,
     where,
 )
@@ -84,15 +83,10 @@ def test_other_threads_are_told_apart() -> None:
     assert [[frame.function for frame in frames] for frames in found] == [["work"]]
 
 
-def test_the_stack_of_a_crash_is_separated_from_the_output() -> None:
-    output, stack = split_fault(
-        [("out", "printed\n"), ("err", f"terminate called\n{CRASH}and after it\n"), ("fault", CRASH)]
-    )
-    assert output == [("out", "printed\n"), ("err", "terminate called\nand after it\n")]
-    assert place(stack, Folders("/home/me")) == "helpers.py:31 in crash"
+def test_the_stack_of_a_crash() -> None:
+    assert place(CRASH, Folders("/home/me")) == "helpers.py:31 in crash"
     for text in ("_pytest", "flight_recorder", "Extension modules"):
-        assert text not in stack_text(stack, Folders())
-    assert split_fault([("out", "only output")]) == ([("out", "only output")], "")
+        assert text not in stack_text(CRASH, Folders())
 
 
 def test_the_threads_of_the_package_are_left_out() -> None:

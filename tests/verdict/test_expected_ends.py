@@ -15,6 +15,7 @@ from pytest_accel.messages.rank_messages import (
     ExitCause,
     ExpectedEnd,
     Finished,
+    GroupUse,
     Leak,
     LeakKind,
     PhaseReport,
@@ -211,7 +212,7 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
 def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
     def end_of_test(*numbers: int, **more: object) -> Verdict:
         finished = {
-            rank: Finished(1, {DEFAULT_GROUP: ((0, 1), number, {})}, **more)  # type: ignore[arg-type]
+            rank: Finished(1, {DEFAULT_GROUP: GroupUse((0, 1), number)}, **more)  # type: ignore[arg-type]
             for rank, number in enumerate(numbers)
         }
         announced = by_rank((UNEVEN,), (UNEVEN,))
@@ -225,7 +226,7 @@ def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
     assert verdict.message == "the test passed; announced: the ranks issue different numbers of collectives"
     verdict = end_of_test(1, 2, late_teardown_error="late")
     assert (verdict.outcome, verdict.message) == ("failed", "late")
-    finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank, {})}) for rank in (0, 1)}
+    finished = {rank: Finished(1, {DEFAULT_GROUP: GroupUse((0, 1), rank)}) for rank in (0, 1)}
     half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((UNEVEN,), ()))
     assert half.outcome == "failed"
 
@@ -234,7 +235,7 @@ def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
 def test_collectives_are_not_compared_after_an_announced_end(end: ExpectedEnd) -> None:
     def end_of_test(*announced: tuple[ExpectedEnd, ...], **more: object) -> Verdict:
         finished = {
-            rank: Finished(1, {"3": ((0, 2), rank, {})}, **more)  # type: ignore[arg-type]
+            rank: Finished(1, {"3": GroupUse((0, 2), rank)}, **more)  # type: ignore[arg-type]
             for rank in (0, 2)
         }
         outcomes = [passed(0), ended(7), passed(2)]

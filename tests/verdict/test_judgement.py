@@ -389,7 +389,7 @@ def at_the_end(*ends: Finished, **more: Any) -> Verdict:
 
 
 def test_different_numbers_of_collectives_fail_the_teardown_and_end_the_world() -> None:
-    verdict = at_the_end(*finished({"0": ((0, 1), 4, {})}, {"0": ((0, 1), 5, {})}).values())
+    verdict = at_the_end(*finished({"0": GroupUse((0, 1), 4)}, {"0": GroupUse((0, 1), 5)}).values())
     assert (verdict.outcome, verdict.cause) == ("failed", Cause(CauseKind.DISAGREED, "collectives"))
     assert verdict.message.startswith("the ranks issued different numbers of collectives")
     assert verdict.kill_reason == verdict.message
@@ -413,7 +413,7 @@ def test_an_error_in_a_late_fixture_teardown_fails_the_teardown() -> None:
     verdict = at_the_end(Finished(1, {}), Finished(1, {}, late_teardown_error="left by test_a:\nValueError: x"))
     assert (verdict.message, verdict.cause) == ("left by test_a:", Cause(CauseKind.FAILED, "late teardown"))
     assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"][1:] == ["ValueError: x\n"]
-    counts = finished({"0": ((0, 1), 4, {})}, {"0": ((0, 1), 5, {})})
+    counts = finished({"0": GroupUse((0, 1), 4)}, {"0": GroupUse((0, 1), 5)})
     ends = [structs.replace(one, late_teardown_error="left by test_a:\nValueError: x") for one in counts.values()]
     assert at_the_end(*ends).cause == Cause(CauseKind.DISAGREED, "collectives")
 

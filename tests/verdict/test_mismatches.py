@@ -20,14 +20,9 @@ Counts = Mapping[tuple[str, int | None, int], int]
 def have_unmet(*ranks: Counts, members: tuple[int, ...] | None = None) -> bool:
     """Return whether messages have not met in a group in which the ranks have issued these operations."""
     members = members or tuple(range(len(ranks)))
+    messages = [tuple(((way == "from", peer, tag), n) for (way, peer, tag), n in counts.items()) for counts in ranks]
     return have_unmet_messages(
-        {
-            rank: Finished(
-                1,
-                {"3": (members, 0, {(one == "from", peer, tag): n for (one, peer, tag), n in counts.items()})},
-            )
-            for rank, counts in zip(members, ranks, strict=True)
-        }
+        {rank: Finished(1, {"3": GroupUse(members, 0, own)}) for rank, own in zip(members, messages, strict=True)}
     )
 
 
@@ -52,7 +47,7 @@ def test_messages_that_have_not_met(ranks: tuple[Counts, ...], unmet: bool) -> N
 
 
 def test_a_rank_that_has_destroyed_the_group_has_left_nothing() -> None:
-    left = Finished(1, {"3": ((0, 1), 0, {(False, 1, 0): 1})})
+    left = Finished(1, {"3": GroupUse((0, 1), 0, (((False, 1, 0), 1),))})
     assert not have_unmet_messages({0: left, 1: Finished(1, {})})
 
 
@@ -62,14 +57,16 @@ def finished(*counts: Mapping[str, GroupUse]) -> dict[int, Finished]:
 
 def test_ranks_with_equal_numbers_of_collectives_do_not_differ() -> None:
     assert compare_collectives({}) == compare_collectives(finished({}, {})) == []
-    assert compare_collectives(finished({"0": ((0, 1), 4, {})}, {"0": ((0, 1), 4, {})})) == []
+    assert compare_collectives(finished({"0": GroupUse((0, 1), 4)}, {"0": GroupUse((0, 1), 4)})) == []
 
 
 def test_groups_with_the_same_name_and_different_members_are_different_groups() -> None:
     """Give each pair of ranks its own group. A rank knows only the groups that it belongs to."""
     left, right, world = (0, 1), (2, 3), (0, 1, 2, 3)
     numbers: list[tuple[tuple[int, ...], int]] = [(left, 5), (left, 5), (right, 6), (right, 6)]
-    counts: list[dict[str, GroupUse]] = [{"0": (world, 1, {}), "1": (pair, number, {})} for pair, number in numbers]
+    counts: list[dict[str, GroupUse]] = [
+        {"0": GroupUse(world, 1), "1": GroupUse(pair, number)} for pair, number in numbers
+    ]
     assert compare_collectives(finished(*counts)) == []
-    counts[3]["1"] = (right, 7, {})
+    counts[3]["1"] = GroupUse(right, 7)
     assert compare_collectives(finished(*counts)) == [Mismatch("collectives", {2: 6, 3: 7}, "1", right)]

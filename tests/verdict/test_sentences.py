@@ -141,8 +141,9 @@ def test_a_difference_between_the_ranks_at_the_end_of_a_test(mismatch: Mismatch,
 
 def test_a_collective_for_which_the_test_did_not_wait() -> None:
     at = "dist.isend at test_a.py:3, for which the test did not wait,"
-    unawaited = {UnawaitedCollective(*PLACE, None): [0, 1], UnawaitedCollective(*PLACE, "Broken pipe"): [1]}
-    assert sentences.unawaited_lines(unawaited, FOLDERS) == [
+    slow, failed = UnawaitedCollective(*PLACE, None), UnawaitedCollective(*PLACE, "Broken pipe")
+    finished = {0: Finished(unawaited=(slow,)), 1: Finished(unawaited=(slow, failed))}
+    assert sentences.unawaited_lines(finished, FOLDERS) == [
         f"ranks 0-1: {at} has not completed",
         f"rank 1: {at} failed: Broken pipe",
     ]
