@@ -25,6 +25,8 @@ from multiprocessing.connection import wait
 from os import _exit, execve, getpid
 from typing import Any, NoReturn
 
+import pytest
+
 from pytest_accel.core import log, processes, session_folder
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.log import step
@@ -192,12 +194,9 @@ def _start_resource_tracker(directory: str) -> None:
 
     The tracker has the flags of this process. Without -P, before Python 3.11, it imports modules from its folder.
     """
-    before = os.getcwd()
-    os.chdir(directory)
-    try:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(directory)
         resource_tracker.ensure_running()
-    finally:
-        os.chdir(before)
 
 
 def _clean_up(folder: str | None) -> tuple[str, ...]:
