@@ -22,8 +22,6 @@ class XdistHooks:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._usage_error: str | None = None
-        """Message of a worker whose tests request something impossible."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -66,22 +64,14 @@ class XdistHooks:
                 from pytest_accel.pool.worker_driver import WorkerDriver
 
                 pool, show = lambda: self._session.pool, self._session.show
-                driver = WorkerDriver(channel, pool, self._on_usage_error, show)
+                driver = WorkerDriver(channel, pool, show)
             driver.receive(data)
 
         channel.setcallback(receive, endmarker=None)
 
-    def _on_usage_error(self, text: str) -> None:
-        self._usage_error = text
-
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
-        """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection.
-
-        The same holds for a worker's first request to the pool if any of its tests has marks.
-        """
-        if self._usage_error is not None:
-            raise pytest.UsageError(self._usage_error)
+        """Call the features: a worker's first request to the pool arrives before the list of its tests."""
         if self._session.started_pool is not None:
             features.register(self._session.config, "marked")
             self._session.config.hook.pytest_accel_workers_collected(session=self._session)

@@ -68,8 +68,6 @@ class ShowLine(Struct, frozen=True, tag=True):
     """Write a line of an xdist worker to the terminal."""
 
     line: str
-    is_usage_error: bool = False
-    """True if the session ends with this line."""
 
 
 PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld
@@ -172,10 +170,6 @@ class PoolClient:
     def show(self, line: str) -> None:
         """Write a line to the terminal, which is the controller's; only an xdist worker has to ask for it."""
         self._send(ShowLine(line))
-
-    def usage_error(self, text: str) -> None:
-        """End the session with `text`, because a test requests something impossible; only for an xdist worker."""
-        self._send(ShowLine(text, is_usage_error=True))
 
     def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""

@@ -19,7 +19,6 @@ class WorkerDriver:
         self,
         channel: Channel,
         pool: Callable[[], Pool],
-        on_usage_error: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
         """`pool` returns the pool, and creates it at the first call, when a worker first needs it.
@@ -28,7 +27,6 @@ class WorkerDriver:
         """
         self._channel = channel
         self._get_pool = pool
-        self._on_usage_error = on_usage_error
         self._show = show
         self._used_pool: Pool | None = None
         """The pool; None if the worker has not needed it, or it could not be created."""
@@ -44,7 +42,7 @@ class WorkerDriver:
             if data is not None:
                 message = decode(data, DriverMessage)
                 if isinstance(message, ShowLine):
-                    (self._on_usage_error if message.is_usage_error else self._show)(message.line)
+                    self._show(message.line)
                 else:
                     self._used_pool = self._get_pool()
                     self._used_pool.post(self._used_pool.serve, self, message)
