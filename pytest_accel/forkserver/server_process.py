@@ -8,10 +8,8 @@ which often import torch, too (:class:`EarlyServer`): a session of one such test
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import getpid
 from socket import socket
@@ -23,7 +21,7 @@ from pytest_accel.core import session_folder
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, mark
-from pytest_accel.core.session_folder import current_folder, server_log_path
+from pytest_accel.core.session_folder import server_log_path
 from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
@@ -58,8 +56,8 @@ class OwnServer:
     loss = None
     remote = False
 
-    def __init__(self, first: FirstStep, environment: Mapping[str, str], path: Sequence[str]) -> None:
-        """Start the process with `environment`, and with `path` as its ``sys.path``. Its output goes to its log."""
+    def __init__(self, first: FirstStep, path: Sequence[str]) -> None:
+        """Start the process with this environment, and with `path` as its ``sys.path``. Its output goes to its log."""
         ours, theirs = unix_sockets.pair()
         # Open as long as this object: the process ends if its end is closed during the first step.
         self._connection = Connection(ours.detach())
@@ -71,17 +69,17 @@ class OwnServer:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_for_server(environment, first.directory, first.server),
+                env=_environment(first.directory, first.server),
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
-    def serve(self, spec: SessionSpec, end: socket, environment: Mapping[str, str] | None = None) -> None:
-        """Have the process take on `environment`, and serve on the socket `end`; raise OSError if that is impossible.
+    def serve(self, spec: SessionSpec, end: socket, *, anew: bool = False) -> None:
+        """Have the process serve on the socket `end`, with this environment `anew`; raise OSError if it cannot.
 
         The process has ended then, or too many files are open.
         """
-        changed = None if environment is None else _for_server(environment, spec.directory, spec.server)
-        with file_with(Serve(spec, getpid(), changed), spec.directory) as given:
+        environment = _environment(spec.directory, spec.server) if anew else None
+        with file_with(Serve(spec, getpid(), environment), spec.directory) as given:
             unix_sockets.send_descriptors(self._connection, [end.fileno(), given.fileno()])
 
     def kill(self) -> None:
@@ -89,6 +87,11 @@ class OwnServer:
             kill_tree(self.process.pid)
         # A session that has given up root's rights cannot kill the process, which exits now if it waits for `serve`.
         self._connection.close()
+
+    def end(self) -> None:
+        """Kill the process, and wait for its exit."""
+        self.kill()
+        self.wait(KILL_TIMEOUT)
 
     def wait(self, timeout: float | None) -> bool:
         with suppress(TimeoutExpired):
@@ -104,7 +107,7 @@ def first_step(spec: SessionSpec) -> FirstStep:
 
 def spawn_here(spec: SessionSpec, end: socket) -> OwnServer:
     """Start a fork server as a child of this process, which serves `spec` on the socket `end` (`Spawn`)."""
-    server = OwnServer(first_step(spec), os.environ, spec.sys_path)
+    server = OwnServer(first_step(spec), spec.sys_path)
     with suppress(ConnectionError):  # It has ended, and so `end` is closed, which the caller notices.
         server.serve(spec, end)
     return server
@@ -113,65 +116,44 @@ def spawn_here(spec: SessionSpec, end: socket) -> OwnServer:
 class EarlyServer:
     """The first fork server of a session, and the session's folder, before the session's settings are known.
 
-    Owned by the controller. If what the process has inherited is out of date when the settings are known, a new
-    process takes its place.
+    Owned by the controller. If the process has imported modules with other plugins or variables than those that the
+    session has when its settings are known, a new process takes its place.
     """
 
     def __init__(self, plugin_options: tuple[str, ...]) -> None:
         """Start the process. `plugin_options` say which plugins pytest loads (`SessionSpec.plugin_options`)."""
         self.directory = session_folder.create()
-        self._inherited = (plugin_options, _inherited())
+        self._began_with = plugin_options, _read_at_import()
         self._controller = getpid()
         first = FirstStep(self.directory, 0, self.directory, plugin_options)
-        self._server: OwnServer | None = OwnServer(first, os.environ, sys.path)
+        self._server: OwnServer | None = OwnServer(first, sys.path)
         """None once the session has started its fork server."""
 
     def spawn(self, spec: SessionSpec, end: socket) -> ServerProcess:
         """Have the process serve `spec`, and return it; or start and return a new process (`Spawn`)."""
         server, self._server = self._server, None
-        if server is None:
-            return spawn_here(spec, end)
-        if self._inherited == (spec.plugin_options, _inherited()):
+        if server is not None and self._began_with == (spec.plugin_options, _read_at_import()):
             with suppress(OSError):
-                server.serve(spec, end, os.environ)
+                server.serve(spec, end, anew=True)
                 return server
-        server.kill()
-        server.wait(KILL_TIMEOUT)
+        if server is not None:
+            server.end()
         return spawn_here(spec, end)
 
     def close(self) -> None:
         """End the process, and remove the session's folder, unless the session has used them."""
         server, self._server = self._server, None
-        if server is None or getpid() != self._controller:
-            return
-        server.kill()
-        server.wait(KILL_TIMEOUT)
-        session_folder.remove(self.directory)
+        if server is not None and getpid() == self._controller:
+            server.end()
+            session_folder.remove(self.directory)
 
 
-def _for_server(environment: Mapping[str, str], directory: str, server: int) -> dict[str, str]:
-    """Return the environment for a fork server that is made from `environment`, this process's."""
-    return {**unmeasured(for_own_ranks(environment)), MARK: mark(directory, server)}
+def _environment(directory: str, server: int) -> dict[str, str]:
+    """Return the environment for a fork server, which is made from this process's."""
+    return {**unmeasured(for_own_ranks(os.environ)), MARK: mark(directory, server)}
 
 
-def _inherited() -> tuple[object, ...]:
-    """Return the settings that a new process inherits: its ranks have them, and its imports may depend on them."""
-    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
-    return (
-        # torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
-        {name: value for name, value in os.environ.items() if not is_read_later(name)},
-        current_folder(),
-        (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *sorted(os.getgroups())),
-        _umask(),
-        limits,
-        (os.sched_getaffinity(0), os.sched_getscheduler(0)) if sys.platform == "linux" else None,
-        os.getpriority(os.PRIO_PROCESS, 0),
-        [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
-    )
-
-
-def _umask() -> int:
-    """Return the mask of new files. To read it, set a mask with which other threads make no file readable to others."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _read_at_import() -> dict[str, str]:
+    """Return the variables of this process on which the imports of a server may depend."""
+    # torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
+    return {name: value for name, value in os.environ.items() if not is_read_later(name)}
