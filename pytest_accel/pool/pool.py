@@ -85,7 +85,7 @@ class Pool:
         this machine, is called in the pool's thread. `elsewhere` are other machines, and `jobs` is called when a test
         first needs an MPI job.
         """
-        self.summary = PoolSummary(spec.directory)
+        self.summary = PoolSummary()
         self.directory = spec.directory
         self.worlds = Worlds(spec.directory, slots, self.summary, record, self.broken_by)
         self.requests: dict[int, WorldRequest] = {}
@@ -376,7 +376,7 @@ class Pool:
         used = {number for world in self.worlds.values() for number in world.spec.workers}
         workers = tuple(islice((one for one in count(self._first_worker) if one not in used), spec.ranks))
         spec = replace(spec, workers=workers, worker_count=max((*used, *workers), default=0) + 1)
-        world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken)
+        world = self.worlds[spec.world] = PooledWorld(self.directory, spec, request, starter, taken)
         self._record_machines()
         places = []
         for rank in range(spec.ranks):

@@ -25,7 +25,6 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import Folders, folders_of, raised_in_suite
 from pytest_accel.core.threads import END_TIMEOUT
 from pytest_accel.core.units import count_text
-from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.pool.pool import Pool, waiting_text
 from pytest_accel.pool.worlds import WorldState
 from pytest_accel.verdict.sentences import progress_parts
@@ -194,7 +193,7 @@ def _progress(pool: Pool, number: int, folders: Folders) -> list[str]:
     world = pool.call(pool.worlds.get, number)
     if world is None or world.state is not WorldState.IN_USE:
         return []
-    records = WorldInspector(pool.directory, world.spec).records(pool.call(lambda: world.alive))
+    records = world.inspector.records(pool.call(lambda: world.alive))
     places = {rank: record.place for rank, record in records.items() if record.place and not record.finished}
     finished = [rank for rank, record in records.items() if record.finished]
     return progress_parts(places, finished, records, folders)
