@@ -1,7 +1,8 @@
 """The conversation between drivers and the pool: the messages, and the client by which a driver exchanges them.
 
 Drivers in the controller and in xdist workers send the same messages. In the controller, the objects are passed on;
-between processes, `messages/struct_messages.py` serializes them. The pool's end is in `worker_driver.py` and `pool.py`.
+between processes, `messages/struct_messages.py` serializes them. The pool's end is in `pool.py`; that of a worker's
+conversation is in `xdist_hooks.py`.
 """
 
 from __future__ import annotations
