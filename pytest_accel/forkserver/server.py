@@ -68,10 +68,10 @@ from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of,
 def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
     """Import what ranks need, then serve the session that this process is given, and exit.
 
-    `step_one` is a :class:`FirstStep`. The socket on which the server serves, and an unnamed file with its
-    :class:`Serve`, arrive on the socket `connection`. If the process has received them and then replaced itself, they
-    are `connection` and `given`.
+    `step_one` is a :class:`FirstStep`. An unnamed file with the :class:`Serve` arrives on the socket `connection`, on
+    which the server then serves. If the process has received it and then replaced itself, it is `given`.
     """
+    pool = Connection(connection)
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
     log.start(f"fork server {first.server}")
@@ -86,12 +86,11 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         step("starts again, without pytest's plugins: their import %s", problem)
         _start_anew(connection, first._replace(problem=problem), given, path)
     if given is None:
-        passed = _receive(connection, parent)
-        if passed is None:
+        given = _receive(pool, parent)
+        if given is None:
             step("its parent has exited, or does not need it")
             _clean_up(first.own_folder)
             _exit(0)
-        connection, given = passed
     begin = read_file(given, Serve)
     spec = begin.spec
     if begin.environment is not None:
@@ -104,7 +103,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         with file_with(begin, first.directory) as file:
             _start_anew(connection, first, file.fileno(), spec.sys_path)
     sys.path[:] = spec.sys_path
-    _serve(Connection(connection), begin, first, parent)
+    _serve(pool, begin, first, parent)
 
 
 def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
@@ -138,16 +137,16 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
-def _receive(connection: int, parent: int) -> list[int] | None:
-    """Return the two descriptors that arrive on the socket `connection`; None if it is closed, or `parent` exits."""
-    with Connection(connection) as waiting, ExitStack() as stack:
-        watched = [connection]
-        if (end := processes.end_of(parent)) is not None:  # As in `ForkedWorlds`, EOF is not enough.
-            stack.callback(os.close, end)
-            watched.append(end)
-        if connection in wait(watched):
+def _receive(connection: Connection, parent: int) -> int | None:
+    """Return the descriptor that arrives on `connection`; None if this is closed, or `parent` exits."""
+    end = processes.end_of(parent)  # As in `ForkedWorlds`, EOF is not enough.
+    try:
+        if connection in wait([connection, *([] if end is None else [end])]):
             with suppress(EOFError):
-                return unix_sockets.receive_descriptors(waiting, 2)
+                return unix_sockets.receive_descriptors(connection, 1)[0]
+    finally:
+        if end is not None:
+            os.close(end)
     return None
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import getpid
-from socket import socket
+from socket import send_fds, socket
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Protocol
 
@@ -22,10 +22,10 @@ from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.session_folder import server_log_path
+from pytest_accel.core.signals import without_sigpipe
 from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.unix_sockets import Connection
 
 
 class ServerProcess(Protocol):
@@ -46,21 +46,20 @@ class ServerProcess(Protocol):
         """Return True once the process has exited, False after `timeout` seconds."""
 
 
-Spawn = Callable[[SessionSpec, socket], ServerProcess]
-"""Function that starts a fork server for a session, given the server's end of a connection, which the caller closes."""
+Spawn = Callable[[SessionSpec], tuple[ServerProcess, socket]]
+"""Function that starts a fork server for a session; it returns the process, and this end of the connection to it."""
 
 
 class OwnServer:
-    """A fork server that is a child of this process. It imports what ranks need, and waits for :meth:`serve`."""
+    """A fork server that is a child of this process. It imports what ranks need, and waits for :func:`serve`."""
 
     loss = None
     remote = False
 
     def __init__(self, first: FirstStep, path: Sequence[str]) -> None:
         """Start the process with this environment, and with `path` as its ``sys.path``. Its output goes to its log."""
-        ours, theirs = unix_sockets.pair()
-        # Open as long as this object: the process ends if its end is closed during the first step.
-        self._connection = Connection(ours.detach())
+        self.connection, theirs = unix_sockets.pair()
+        """The connection to the process, which ends if this is closed."""
         with theirs, open(server_log_path(first.directory, first.server), "wb") as log:
             source = f"from pytest_accel.forkserver.server import main; main({theirs.fileno()}, {tuple(first)!r})"
             self.process = Popen(
@@ -73,24 +72,15 @@ class OwnServer:
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
-    def serve(self, spec: SessionSpec, end: socket, *, anew: bool = False) -> None:
-        """Have the process serve on the socket `end`, with this environment `anew`; raise OSError if it cannot.
-
-        The process has ended then, or too many files are open.
-        """
-        environment = _environment(spec.directory, spec.server) if anew else None
-        with file_with(Serve(spec, getpid(), environment), spec.directory) as given:
-            unix_sockets.send_descriptors(self._connection, [end.fileno(), given.fileno()])
-
     def kill(self) -> None:
         if self.process.poll() is None:
             kill_tree(self.process.pid)
-        # A session that has given up root's rights cannot kill the process, which exits now if it waits for `serve`.
-        self._connection.close()
 
     def end(self) -> None:
-        """Kill the process, and wait for its exit."""
+        """Kill the process, which serves no session yet, and wait for its exit."""
         self.kill()
+        # A session that has given up root's rights cannot kill the process, which exits now.
+        self.connection.close()
         self.wait(KILL_TIMEOUT)
 
     def wait(self, timeout: float | None) -> bool:
@@ -105,12 +95,21 @@ def first_step(spec: SessionSpec) -> FirstStep:
     return FirstStep(spec.directory, spec.server, spec.own_folder, spec.plugin_options)
 
 
-def spawn_here(spec: SessionSpec, end: socket) -> OwnServer:
-    """Start a fork server as a child of this process, which serves `spec` on the socket `end` (`Spawn`)."""
+def serve(connection: socket, spec: SessionSpec, environment: Mapping[str, str] | None = None) -> None:
+    """Have the fork server at the other end of `connection` serve `spec`, and take on `environment` if it is given.
+
+    Raise OSError if that is impossible: the process has ended, or too many files are open.
+    """
+    with file_with(Serve(spec, getpid(), environment), spec.directory) as given, without_sigpipe():
+        send_fds(connection, [b"\0"], [given.fileno()])
+
+
+def spawn_here(spec: SessionSpec) -> tuple[OwnServer, socket]:
+    """Start a fork server as a child of this process, which serves `spec` (`Spawn`)."""
     server = OwnServer(first_step(spec), spec.sys_path)
-    with suppress(ConnectionError):  # It has ended, and so `end` is closed, which the caller notices.
-        server.serve(spec, end)
-    return server
+    with suppress(ConnectionError):  # It has ended, which the caller notices.
+        serve(server.connection, spec)
+    return server, server.connection
 
 
 class EarlyServer:
@@ -129,16 +128,16 @@ class EarlyServer:
         self._server: OwnServer | None = OwnServer(first, sys.path)
         """None once the session has started its fork server."""
 
-    def spawn(self, spec: SessionSpec, end: socket) -> ServerProcess:
-        """Have the process serve `spec`, and return it; or start and return a new process (`Spawn`)."""
+    def spawn(self, spec: SessionSpec) -> tuple[ServerProcess, socket]:
+        """Have the process serve `spec`, or start a new process (`Spawn`)."""
         server, self._server = self._server, None
         if server is not None and self._began_with == (spec.plugin_options, _read_at_import()):
             with suppress(OSError):
-                server.serve(spec, end, anew=True)
-                return server
+                serve(server.connection, spec, _environment(spec.directory, spec.server))
+                return server, server.connection
         if server is not None:
             server.end()
-        return spawn_here(spec, end)
+        return spawn_here(spec)
 
     def close(self) -> None:
         """End the process, and remove the session's folder, unless the session has used them."""
