@@ -84,7 +84,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     if problem is not None:
         # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
         step("starts again, without pytest's plugins: their import %s", problem)
-        _start_anew(connection, first._replace(problem=problem), given, path)
+        _start_anew(connection, first._replace(without_plugins=True), given, path)
     if given is None:
         given = _receive(pool, parent)
         if given is None:
@@ -108,8 +108,6 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
 
 def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
     """Serve the session of `begin`, and exit."""
-    if first.problem is not None:
-        send(connection, ServerNotice(f"ranks load pytest's plugins themselves: their import {first.problem}"))
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(first.directory)
     error = None
@@ -157,7 +155,7 @@ def _import_ahead(first: FirstStep) -> str | None:
     if first.plugin_options is None:
         return None
     import_installed(TORCH_MODULES)
-    if first.problem is not None:
+    if first.without_plugins:
         return None
     known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
     try:
