@@ -36,14 +36,14 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
+from pytest_accel.pool.starter import LocalStarter, PlaceStarter, Starter, StarterReports
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 
 if TYPE_CHECKING:
     from coverage import Coverage
 
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.starter import ClusterConnection, Elsewhere
+    from pytest_accel.pool.starter import ClusterConnection
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -89,12 +89,13 @@ def make_pool(
         if (file := os.environ.get(COVERAGE_SETTINGS_FILE)) is not None:  # For processes that a test starts.
             hidden = (*hidden, (COVERAGE_SETTINGS_FILE, file))
         spec = structs.replace(spec, coverage=coverage.settings, hidden=hidden)
-    launched: Elsewhere | None = config.stash.get(LAUNCHED, None)
+    machines = config.stash.get(LAUNCHED, None) or cluster
 
-    def here(reports: StarterReports) -> LocalStarter:
+    def starters(reports: StarterReports) -> tuple[LocalStarter, PlaceStarter[Any] | None]:
         waits = settings.busy == "wait"
         leases = Leases(own_machine, own_machine.slots, reports.wanted, waits_for_busy=waits)
-        return LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
+        here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
+        return here, None if machines is None else machines.starter(spec, here, reports)
 
     def jobs(here: LocalStarter, reports: StarterReports) -> Starter[Any]:
         made: Starter[Any] = features.require(config, "launcher").pytest_accel_job_starter(here=here, reports=reports)
@@ -106,8 +107,7 @@ def make_pool(
         own_machine.slots,
         show=show,
         record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
-        here=here,
-        elsewhere=launched or cluster,
+        starters=starters,
         jobs=jobs,
     )
     return pool, coverage

@@ -6,7 +6,7 @@ Everything here is called in the pool's thread.
 from __future__ import annotations
 
 import math
-from asyncio import CancelledError, Future, Task, get_running_loop, shield
+from asyncio import CancelledError, Future, Task, get_running_loop
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -103,19 +103,16 @@ class WorldState(Enum):
     RETIRING = "retiring"
     """The ranks tear down their session fixtures; errors in this are reported."""
     KILLED = "killed"
-    """The processes were told to exit or are being killed; how they exit is not reported."""
-    GONE = "gone"
-    """The processes have ended, and their devices or CPU slots have been given back."""
+    """The processes were told to exit or are being killed, or have ended; how they exit is not reported."""
 
 
-_STARTING, _IN_USE, _IDLE, _RETIRING, _KILLED, _GONE = WorldState
+_STARTING, _IN_USE, _IDLE, _RETIRING, _KILLED = WorldState
 NEXT = {
-    _STARTING: {_IN_USE, _KILLED, _GONE},
-    _IN_USE: {_IN_USE, _IDLE, _RETIRING, _KILLED, _GONE},
-    _IDLE: {_IN_USE, _RETIRING, _KILLED, _GONE},
-    _RETIRING: {_KILLED, _GONE},
-    _KILLED: {_KILLED, _GONE},
-    _GONE: set[WorldState](),
+    _STARTING: {_IN_USE, _KILLED},
+    _IN_USE: {_IN_USE, _IDLE, _RETIRING, _KILLED},
+    _IDLE: {_IN_USE, _RETIRING, _KILLED},
+    _RETIRING: {_KILLED},
+    _KILLED: {_KILLED},
 }
 """The states that may follow each state. A world passes from one driver to the next without being idle, and a killed
 world may be killed again: the end of the session does that."""
@@ -189,13 +186,11 @@ class PooledWorld:
 
 
 class PoolSummary:
-    """Errors that belong to no test, notes, and the tests that were interrupted. Owned by the pool."""
+    """Errors that belong to no test, and the tests that were interrupted. Owned by the pool."""
 
     def __init__(self) -> None:
         self.errors: list[str | RankProblem] = []
         """Errors that belong to no test, such as an error in the teardown of a session fixture."""
-        self.notes: list[str] = []
-        """Lines to show with ``-v``."""
         self.interrupted: dict[int, Interrupted] = {}
         """The tests that ran when the session was interrupted, by world number."""
 
@@ -268,7 +263,7 @@ class Worlds(dict[int, PooledWorld]):
         except Exception as error:  # For example no memory for a process.
             self._not_started(world.spec.world, str(error) if isinstance(error, NoThreadError) else format_exc())
         try:
-            await shield(world.start)
+            await world.start
             if world.state is not WorldState.STARTING:
                 raise LostPlaceError("the ranks have ended while they were started")
         except BaseException as error:
@@ -315,7 +310,7 @@ class Worlds(dict[int, PooledWorld]):
         if self.pop(world.spec.world, None) is None:
             return
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
-        world.become(WorldState.GONE)
+        world.become(WorldState.KILLED)
         self.note(world, "WorldGone")
         world.inspector.remove_files()
         world.starter.forget(world.spec)
@@ -380,10 +375,8 @@ class Worlds(dict[int, PooledWorld]):
                 self._started(number, pids)
             case RankExited(number, rank, end):
                 self.exited(number, rank, end)
-            case ServerNotice(note, error, survivors):
+            case ServerNotice(error, survivors):
                 self.report_left(survivors)
-                if note and note not in self.summary.notes:  # Several fork servers may send the same note.
-                    self.summary.notes.append(note)
                 if error:
                     self._on_error(error)
 
@@ -439,5 +432,5 @@ class Worlds(dict[int, PooledWorld]):
             if world.state is WorldState.RETIRING and self.closing:
                 self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
-            if world.state not in (WorldState.IN_USE, WorldState.GONE):  # Drivers give back worlds in use.
+            if world.state is not WorldState.IN_USE:  # Drivers give back worlds in use.
                 self.kill(world, why)

@@ -112,7 +112,7 @@ class SimulatedSession:
             2,
             record=pass_to(),
             show=print,
-            here=lambda reports: simulated(spec, reports),
+            starters=lambda reports: (simulated(spec, reports), None),
         )
         return cls(pool)
 
