@@ -55,14 +55,15 @@ class ForkServerClient:
         self._socket.setblocking(False)
         self._reading = loop_tasks.start(self._read())
 
-    def start(self, world: WorldSpec, descriptors: Sequence[int] = (), port: int | None = None) -> None:
+    def start(self, world: WorldSpec, descriptors: Sequence[int] | None, port: int | None = None) -> None:
         """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
 
         The caller may close its descriptors after this call. `port` is the port of the world's store, if another server
-        has opened it. A server on another machine cannot be passed open files. Raise OSError if too many are open.
+        has opened it. `descriptors` is None for a server on another machine, to which no open file can be passed. Raise
+        OSError if too many are open.
         """
         self._used = True
-        if self._process.remote:
+        if descriptors is None:
             self._send(StartWorld(world, port))
             return
         with file_with(world, self._spec.directory) as file:

@@ -32,10 +32,6 @@ class ServerProcess(Protocol):
     """The process of a fork server, which may be the child of another process."""
 
     @property
-    def remote(self) -> bool:
-        """True if it is on another machine, to which no open file can be passed."""
-
-    @property
     def loss(self) -> str | None:
         """The name of its machine, and why this counts as lost; None if it does not."""
 
@@ -54,7 +50,6 @@ class OwnServer:
     """A fork server that is a child of this process. It imports what ranks need, and waits for :func:`serve`."""
 
     loss = None
-    remote = False
 
     def __init__(self, first: FirstStep, path: Sequence[str]) -> None:
         """Start the process with this environment, and with `path` as its ``sys.path``. Its output goes to its log."""

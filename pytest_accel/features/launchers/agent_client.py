@@ -41,8 +41,6 @@ _END_TIMEOUT = 2
 class AgentClient:
     """The driver's client of one agent, and the process of its fork server (`ServerProcess`)."""
 
-    remote = True
-
     def __init__(
         self,
         link: DriverLink,

@@ -209,7 +209,6 @@ class _MpiServer:
     pid: int
     loss = None
     """Always None, since the process is on this machine."""
-    remote = False
 
     def kill(self) -> None:
         kill_tree(self.pid)
