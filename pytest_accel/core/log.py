@@ -93,10 +93,3 @@ def step(text: str, *arguments: object) -> None:
     """Write the step ``text % arguments``, if there is a file."""
     if _logger.handlers:
         _logger.info(text, *arguments)
-
-
-def step_once(seen: set[str], text: str, *arguments: object) -> None:
-    """Write a step of a loop, unless an earlier round has written the same: `seen` has those."""
-    if _logger.handlers and (line := text % arguments) not in seen:
-        seen.add(line)
-        step("%s", line)
