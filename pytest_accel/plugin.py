@@ -74,10 +74,7 @@ def pytest_load_initial_conftests(
         features.register(early_config, "start")
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
-    if not _is_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        from pytest_accel import early_start
-
-        early_start.start_server(early_config)
+    if not options.in_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 options.remove_output(path, option)  # If a conftest fails, no later hook is called.
@@ -89,21 +86,12 @@ def pytest_load_initial_conftests(
         raise
 
 
-def _is_worker() -> bool:
-    """Return whether this process is an xdist worker; there is no `pytest.Config` yet that says so."""
-    if "PYTEST_XDIST_TESTRUNUID" not in os.environ:
-        return False
-    from pytest_accel.core import launcher_env
-
-    return launcher_env.is_xdist_worker()
-
-
 def _start_log(early_config: pytest.Config, path: str | None) -> None:
     """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
     from pytest_accel.core import launcher_env, log
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        alone = not _is_worker() and launcher_env.find_here() is None
+        alone = not options.in_worker() and launcher_env.find_here() is None
         if path is not None and alone and not log.is_on():
             options.remove_output(path, options.LOG)
         log.start_session(early_config, path)

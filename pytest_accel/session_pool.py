@@ -42,7 +42,6 @@ from pytest_accel.settings.options import Settings, is_distributed, own_path
 if TYPE_CHECKING:
     from coverage import Coverage
 
-    from pytest_accel.forkserver.server_process import EarlyServer
     from pytest_accel.pool.starter import ClusterConnection
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
@@ -67,7 +66,7 @@ def make_pool(
     """
     basetemp = base_temporary_directory(config)  # A usage error must come before the session has a folder.
     session_folder.remove_dead()
-    early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
+    early = config.stash.get(EARLY_SERVER, None)
     effective = os.access in os.supports_effective_ids
     if early is not None and not os.access(early.directory, os.W_OK, effective_ids=effective):
         early = None  # A conftest has given up root's rights.

@@ -111,6 +111,7 @@ def _owns_needs(config: pytest.Config) -> bool:
 
 
 FEATURES = (
+    Feature("early_start", {"start": lambda config: not options.in_worker()}),
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts}),
     Feature("launchers", {"start": _is_launched, "launcher": _always}, stands_on=("launch",)),
     Feature("ray", {"cluster": _always}, stands_on=("launchers",)),

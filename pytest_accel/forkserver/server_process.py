@@ -2,22 +2,19 @@
 
 A fork server starts in two steps. In the first it imports torch and pytest's plugins. In the second it gets the
 session's settings and serves. So the first server of a session can import at the same time as the session's conftests,
-which often import torch, too (:class:`EarlyServer`): a session of one such test has its result seconds earlier.
+which often import torch, too (`features/early_start.py`): a session of one such test has its result seconds earlier.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import getpid
 from socket import send_fds, socket
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Protocol
 
-from pytest_accel.compat.torch_variables import is_read_later
-from pytest_accel.core import session_folder
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, mark
@@ -90,11 +87,12 @@ def first_step(spec: SessionSpec) -> FirstStep:
     return FirstStep(spec.directory, spec.server, spec.own_folder, spec.plugin_options)
 
 
-def serve(connection: socket, spec: SessionSpec, environment: Mapping[str, str] | None = None) -> None:
-    """Have the fork server at the other end of `connection` serve `spec`, and take on `environment` if it is given.
+def serve(connection: socket, spec: SessionSpec, *, anew: bool = False) -> None:
+    """Have the fork server at the other end of `connection` serve `spec`, with this process's environment if `anew`.
 
     Raise OSError if that is impossible: the process has ended, or too many files are open.
     """
+    environment = _environment(spec.directory, spec.server) if anew else None
     with file_with(Serve(spec, getpid(), environment), spec.directory) as given, without_sigpipe():
         send_fds(connection, [b"\0"], [given.fileno()])
 
@@ -107,47 +105,6 @@ def spawn_here(spec: SessionSpec) -> tuple[OwnServer, socket]:
     return server, server.connection
 
 
-class EarlyServer:
-    """The first fork server of a session, and the session's folder, before the session's settings are known.
-
-    Owned by the controller. If the process has imported modules with other plugins or variables than those that the
-    session has when its settings are known, a new process takes its place.
-    """
-
-    def __init__(self, plugin_options: tuple[str, ...]) -> None:
-        """Start the process. `plugin_options` say which plugins pytest loads (`SessionSpec.plugin_options`)."""
-        self.directory = session_folder.create()
-        self._began_with = plugin_options, _read_at_import()
-        self._controller = getpid()
-        first = FirstStep(self.directory, 0, self.directory, plugin_options)
-        self._server: OwnServer | None = OwnServer(first, sys.path)
-        """None once the session has started its fork server."""
-
-    def spawn(self, spec: SessionSpec) -> tuple[ServerProcess, socket]:
-        """Have the process serve `spec`, or start a new process (`Spawn`)."""
-        server, self._server = self._server, None
-        if server is not None and self._began_with == (spec.plugin_options, _read_at_import()):
-            with suppress(OSError):
-                serve(server.connection, spec, _environment(spec.directory, spec.server))
-                return server, server.connection
-        if server is not None:
-            server.end()
-        return spawn_here(spec)
-
-    def close(self) -> None:
-        """End the process, and remove the session's folder, unless the session has used them."""
-        server, self._server = self._server, None
-        if server is not None and getpid() == self._controller:
-            server.end()
-            session_folder.remove(self.directory)
-
-
 def _environment(directory: str, server: int) -> dict[str, str]:
     """Return the environment for a fork server, which is made from this process's."""
     return {**unmeasured(for_own_ranks(os.environ)), MARK: mark(directory, server)}
-
-
-def _read_at_import() -> dict[str, str]:
-    """Return the variables of this process on which the imports of a server may depend."""
-    # torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
-    return {name: value for name, value in os.environ.items() if not is_read_later(name)}
