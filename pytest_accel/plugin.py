@@ -116,7 +116,7 @@ def _session(config: pytest.Config) -> AccelSession:
     session: AccelSession | None = config.stash.get(SESSION, None)
     if session is None:
         session = config.stash[SESSION] = AccelSession(config, options.settings(config))
-        # The session may have connected to a cluster and then not have been configured, because of a usage error.
+        # No-op after a clean shutdown. A usage error may end the session before it is configured.
         config.add_cleanup(partial(session.close, gracefully=False))
     return session
 
@@ -167,12 +167,6 @@ def _has_fixture_of_ours(plugin: object) -> bool:
     members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
     # Not isinstance(): it asks lazy objects of conftests for their class, and so may load something or raise an error.
     return any(type(one) is type(fixtures.accel) and one.name in fixtures.FIXTURES for one in members)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    session = config.stash.get(SESSION, None)
-    if session is not None:
-        session.close(gracefully=False)  # No-op after a clean shutdown.
 
 
 class UnmarkedTestHooks:

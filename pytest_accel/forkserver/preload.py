@@ -55,7 +55,7 @@ def import_named(names: Sequence[str]) -> str | None:
     return None
 
 
-def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
+def load_plugins(directory: str, options: Sequence[str]) -> None:
     """Run pytest in `directory`, to import its own and all installed plugins with rewritten asserts.
 
     `options` may leave out plugins. The ranks read conftests and ini files themselves.
@@ -82,7 +82,7 @@ def thread_count() -> int:
     return psutil.Process().num_threads()
 
 
-def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
+def unfit(known: Collection[str], threads: int) -> str | None:
     """Return why ranks must not be forked from this process, or None if they may be.
 
     The text continues a sentence that begins with "importing it". Modules in `known` and this number of `threads`

@@ -259,7 +259,7 @@ class Pool:
             return
         run_coroutine_threadsafe(self._end(gracefully=gracefully), self._loop).result(threads.END_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        threads.end(self._thread)
+        self._thread.join(threads.END_TIMEOUT)
 
     async def _end(self, *, gracefully: bool) -> None:
         self.worlds.closing = True

@@ -153,9 +153,6 @@ class PoolClient:
 
     def give_back(self, returned: GiveBackWorld) -> None:
         """Give a world back to the pool; see :meth:`Pool.give_back`."""
-        with self._changed:
-            self._wanted.discard(returned.world)
-            self._exits = {key: end for key, end in self._exits.items() if key[0] != returned.world}
         self._send(returned)
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
@@ -182,7 +179,7 @@ class PoolClient:
                     self._exits[world, rank] = end
                     self._changed.notify_all()
                 case Answer(number, value):
-                    if isinstance(value, WorldGrant):  # A notice about its last use may have come after its return.
+                    if isinstance(value, WorldGrant):  # Forget notices about its last use.
                         self._wanted.discard(value.spec.world)
                     if number == self._last_number:  # Else the demand was cancelled.
                         self._answers.put(value)

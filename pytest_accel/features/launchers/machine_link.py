@@ -220,7 +220,7 @@ class DriverLink(_MachineLink):
     def close(self) -> None:
         """End the connections and the thread. Otherwise they stay open as long as this process."""
         self._post(self.loop.stop)
-        threads.end(self._thread)
+        self._thread.join(threads.END_TIMEOUT)
 
     def _post(self, call: Callable[..., object], *arguments: object) -> bool:
         """Have `call` called in the loop; return False if that has ended. Any thread may call this."""
