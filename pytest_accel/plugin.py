@@ -33,6 +33,7 @@ from pytest_accel.core.stash_keys import (
     SESSION,
     SKIPPED_FILES,
     is_rank,
+    is_xdist_worker,
 )
 from pytest_accel.session import AccelSession
 from pytest_accel.settings import options
@@ -74,7 +75,7 @@ def pytest_load_initial_conftests(
         features.register(early_config, "start")
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
-    if not options.in_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    if not is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 options.remove_output(path, option)  # If a conftest fails, no later hook is called.
@@ -91,7 +92,7 @@ def _start_log(early_config: pytest.Config, path: str | None) -> None:
     from pytest_accel.core import launcher_env, log
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        alone = not options.in_worker() and launcher_env.find_here() is None
+        alone = not is_xdist_worker() and launcher_env.find_here() is None
         if path is not None and alone and not log.is_on():
             options.remove_output(path, options.LOG)
         log.start_session(early_config, path)

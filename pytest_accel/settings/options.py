@@ -260,15 +260,6 @@ def is_distributed(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")  # Workers have dist "no".
 
 
-def in_worker() -> bool:
-    """Return whether this process is an xdist worker, before there is a `pytest.Config` that says so."""
-    if "PYTEST_XDIST_TESTRUNUID" not in os.environ:
-        return False
-    from pytest_accel.core import launcher_env
-
-    return launcher_env.is_xdist_worker()
-
-
 def plans(config: pytest.Config) -> bool:
     """Return True if the session should show a plan (``--accel-plan``)."""
     return config.getoption(PLAN, None) is not None
