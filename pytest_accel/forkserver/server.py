@@ -71,6 +71,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     `step_one` is a :class:`FirstStep`. An unnamed file with the :class:`Serve` arrives on the socket `connection`, on
     which the server then serves. If the process has received it and then replaced itself, it is `given`.
     """
+    os.set_inheritable(connection, False)  # A program that an import starts must not keep it open.
     pool = Connection(connection)
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
