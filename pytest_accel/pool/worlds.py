@@ -302,7 +302,7 @@ class Worlds(dict[int, PooledWorld]):
             stacks = world.inspector.stacks(world.alive)
             for rank in world.alive:
                 self.summary.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
-        if world.ending:
+        if world.spec.world in self:
             self.kill(world, "its ranks have not ended in time")
 
     def forget(self, world: PooledWorld) -> None:
