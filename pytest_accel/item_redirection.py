@@ -70,14 +70,12 @@ class Redirector:
     def refuse(self, text: str, items: Iterable[pytest.Item]) -> None:
         """End the session with the usage error `text`, which describes what is wrong with `items`.
 
-        Make `items` fail as well, because the controller ignores a usage error that a worker sends after its list of
-        tests.
+        In an xdist worker, whose session cannot end the controller's, make `items` errors instead.
         """
-        for item in items:
-            make_fail(item, text)
         if not self._session.is_worker:
             raise pytest.UsageError(text)
-        self._session.pool_client.usage_error(text)
+        for item in items:
+            make_fail(item, text)
 
     def needs(self, plan: ItemPlan) -> Needs:
         """Return what a test with `plan` needs."""

@@ -33,6 +33,7 @@ from pytest_accel.core.stash_keys import (
     SESSION,
     SKIPPED_FILES,
     is_rank,
+    is_xdist_worker,
 )
 from pytest_accel.session import AccelSession
 from pytest_accel.settings import options
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
-
-_MOST_WORKERS = 64
-"""Maximum number of workers that ``-n auto`` starts for the devices of a cluster: each is a process of this machine."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -74,10 +72,7 @@ def pytest_load_initial_conftests(
         features.register(early_config, "start")
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
-    if not _is_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        from pytest_accel import early_start
-
-        early_start.start_server(early_config)
+    if not is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 options.remove_output(path, option)  # If a conftest fails, no later hook is called.
@@ -89,21 +84,12 @@ def pytest_load_initial_conftests(
         raise
 
 
-def _is_worker() -> bool:
-    """Return whether this process is an xdist worker; there is no `pytest.Config` yet that says so."""
-    if "PYTEST_XDIST_TESTRUNUID" not in os.environ:
-        return False
-    from pytest_accel.core import launcher_env
-
-    return launcher_env.is_xdist_worker()
-
-
 def _start_log(early_config: pytest.Config, path: str | None) -> None:
     """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
     from pytest_accel.core import launcher_env, log
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        alone = not _is_worker() and launcher_env.find_here() is None
+        alone = not is_xdist_worker() and launcher_env.find_here() is None
         if path is not None and alone and not log.is_on():
             options.remove_output(path, options.LOG)
         log.start_session(early_config, path)
@@ -111,45 +97,28 @@ def _start_log(early_config: pytest.Config, path: str | None) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return the number of the cluster's devices as the number of workers for ``-n auto``. A rank has no workers.
-
-    xdist calls this before the plugins are configured.
-    """
-    if is_rank(config):
-        return 0
-    session = _session(config)
-    if session.settings.cluster is None or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None
-    return min(len(session.machine.session.devices), _MOST_WORKERS) or None
-
-
-def _session(config: pytest.Config) -> AccelSession:
-    """Return the session of `config`; make it if there is none yet."""
-    session: AccelSession | None = config.stash.get(SESSION, None)
-    if session is None:
-        session = config.stash[SESSION] = AccelSession(config, options.settings(config))
-        # The session may have connected to a cluster and then not have been configured, because of a usage error.
-        config.add_cleanup(partial(session.close, gracefully=False))
-    return session
+    """Return no worker for ``-n auto`` in a rank."""
+    return 0 if is_rank(config) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    in_rank = is_rank(config)
-    owner = None if in_rank else _session(config).settings.marks
+    session = None if is_rank(config) else AccelSession(config, options.settings(config))
+    owner = None if session is None else session.settings.marks
     owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), owner)
     adopts = config.getini(options.RULES) or config.getini(options.ADOPT)
     for line in MARKER_LINES:
         # Rules need the marks also where the project has its own.
         if adopts or not any(line.startswith(f"{name}(") for name in owners.of_project):
             config.addinivalue_line("markers", line)
-    if not in_rank:
-        config.pluginmanager.register(CollectionHooks(_session(config)), "accel-collection")
+    if session is not None:
+        config.stash[SESSION] = session
+        config.add_cleanup(partial(session.close, gracefully=False))  # No-op after a clean shutdown.
+        config.pluginmanager.register(CollectionHooks(session), "accel-collection")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")  # After the hooks that divide what it records.
-    if in_rank:
+    if session is None:
         features.register(config, "configure_rank")
         config.hook.pytest_accel_configure_rank(config=config)
         return
-    session = _session(config)
     config.pluginmanager.register(UnmarkedTestHooks(session), "accel-unmarked-tests")
     if not session.is_worker:
         from pytest_accel import report
@@ -179,12 +148,6 @@ def _has_fixture_of_ours(plugin: object) -> bool:
     members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
     # Not isinstance(): it asks lazy objects of conftests for their class, and so may load something or raise an error.
     return any(type(one) is type(fixtures.accel) and one.name in fixtures.FIXTURES for one in members)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    session = config.stash.get(SESSION, None)
-    if session is not None:
-        session.close(gracefully=False)  # No-op after a clean shutdown.
 
 
 class UnmarkedTestHooks:

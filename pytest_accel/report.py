@@ -126,10 +126,6 @@ class ReportHooks:
                 terminalreporter.section(title, sep="=" if is_error else "-", **({"red": True} if is_error else {}))
                 for line in lines:
                     terminalreporter.write_line(line)
-        pool = self._session.started_pool
-        if pool is not None and config.get_verbosity() > 0:
-            for note in pool.summary.notes:
-                terminalreporter.write_line(f"accel: {note}")
 
     def _sections_of_tests(self, reports: Sequence[Any], config: pytest.Config) -> Iterator[tuple[str, list[str]]]:
         """Yield the title and the lines of each section that is made of reports."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
     from pytest_accel.pool.starter import ClusterConnection
-    from pytest_accel.session_pool import SessionPool
+    from pytest_accel.session_pool import DriverCoverage
 
 
 class AccelSession:
@@ -38,7 +38,9 @@ class AccelSession:
         self.settings = settings
         self._pid = getpid()
         self._pool_lock = threading.Lock()
-        self._session_pool: SessionPool | None = None
+        self._pool: Pool | None = None
+        self._coverage: DriverCoverage | None = None
+        """The coverage of the pool's ranks; None if this process is not measured."""
         self._cluster: ClusterConnection | None = None
         self._driver: Driver | None = None
         self.skipped_files: list[str] = []
@@ -106,24 +108,20 @@ class AccelSession:
     @property
     def pool(self) -> Pool:
         """The session's pool; only in the controller."""
-        return self._made_session_pool.pool
-
-    @property
-    def _made_session_pool(self) -> SessionPool:
         # The lock is needed because the threads that receive the workers' requests use the pool, too.
         with self._pool_lock:
-            if self._session_pool is None:
-                from pytest_accel.session_pool import SessionPool
+            if self._pool is None:
+                from pytest_accel.session_pool import make_pool
 
-                self._session_pool = SessionPool(
+                self._pool, self._coverage = make_pool(
                     self.config, self.settings, self.machine, self.own_machine, self.cluster, self.show
                 )
-            return self._session_pool
+            return self._pool
 
     @property
     def started_pool(self) -> Pool | None:
         """The session's pool if something has used it; None in a forked copy, whose original owns the pool."""
-        return None if self._session_pool is None or self.is_forked_copy else self._session_pool.pool
+        return None if self.is_forked_copy else self._pool
 
     @property
     def launched(self) -> LaunchedProcesses | None:
@@ -184,9 +182,11 @@ class AccelSession:
         if self._driver is not None:
             self._driver.close()
         try:
-            if self._session_pool is not None:
-                self._session_pool.close(gracefully=gracefully)
+            if self._pool is not None:
+                self._pool.close(gracefully=gracefully)
         finally:
+            for problem in () if self._coverage is None else self._coverage.combine():
+                self.show(f"accel: coverage of ranks is incomplete: {problem}")
             cluster, self._cluster = self._cluster, None
             if cluster is not None:
                 cluster.close()

@@ -36,14 +36,13 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
+from pytest_accel.pool.starter import LocalStarter, PlaceStarter, Starter, StarterReports
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 
 if TYPE_CHECKING:
     from coverage import Coverage
 
-    from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.starter import ClusterConnection, Elsewhere
+    from pytest_accel.pool.starter import ClusterConnection
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -52,79 +51,65 @@ _OLDEST = "7.10.3"
 """The first release of coverage that can serialize its settings for another process."""
 
 
-class SessionPool:
-    """The pool of a session and the coverage of its ranks. The `AccelSession` of the controller owns it."""
+def make_pool(
+    config: pytest.Config,
+    settings: Settings,
+    machine: Machine,
+    own_machine: Machine,
+    cluster: ClusterConnection | None,
+    show: Callable[[str], None],
+) -> tuple[Pool, DriverCoverage | None]:
+    """Return the session's pool, and the coverage of its ranks if this process is measured.
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        settings: Settings,
-        machine: Machine,
-        own_machine: Machine,
-        cluster: ClusterConnection | None,
-        show: Callable[[str], None],
-    ) -> None:
-        """`own_machine` is this machine, also if the session uses the devices of a `cluster`.
-
-        `show` writes a line to the terminal.
-        """
-        self._show = show
-        self._coverage: DriverCoverage | None = None
-        basetemp = base_temporary_directory(config)  # A usage error must come before the session has a folder.
-        session_folder.remove_dead()
-        early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
-        effective = os.access in os.supports_effective_ids
-        if early is not None and not os.access(early.directory, os.W_OK, effective_ids=effective):
-            early = None  # A conftest has given up root's rights.
-        directory = session_folder.create() if early is None else early.directory
-        spec = _session_spec(config, settings, own_machine, directory, basetemp)
-        if spec.logs is not None:
-            try:
-                os.makedirs(spec.logs, exist_ok=True)
-            except OSError as error:
-                show(f"accel: no output of ranks is kept: --accel-output {spec.logs}: {error.strerror}")
-                spec = structs.replace(spec, logs=None)
-        measuring = of_this_process(config)
-        if measuring is not None and (why := shortcoming(measuring)) is not None:
-            show(f"accel: {why}")
-        elif measuring is not None:
-            self._coverage = DriverCoverage(measuring, basetemp)
-            hidden = spec.hidden
-            if (file := os.environ.get(COVERAGE_SETTINGS_FILE)) is not None:  # For processes that a test starts.
-                hidden = (*hidden, (COVERAGE_SETTINGS_FILE, file))
-            spec = structs.replace(spec, coverage=self._coverage.settings, hidden=hidden)
-        launched: Elsewhere | None = config.stash.get(LAUNCHED, None)
-
-        def here(reports: StarterReports) -> LocalStarter:
-            waits = settings.busy == "wait"
-            leases = Leases(own_machine, own_machine.slots, reports.wanted, waits_for_busy=waits)
-            return LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
-
-        def jobs(here: LocalStarter, reports: StarterReports) -> Starter[Any]:
-            made: Starter[Any] = features.require(config, "launcher").pytest_accel_job_starter(
-                here=here, reports=reports
-            )
-            return made
-
-        self.pool = Pool(
-            machine,
-            spec,
-            own_machine.slots,
-            show=show,
-            record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
-            here=here,
-            elsewhere=launched or cluster,
-            jobs=jobs,
-        )
-
-    def close(self, *, gracefully: bool) -> None:
-        """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
+    `own_machine` is this machine, also if the session uses the devices of a `cluster`. `show` writes a line to the
+    terminal.
+    """
+    basetemp = base_temporary_directory(config)  # A usage error must come before the session has a folder.
+    session_folder.remove_dead()
+    early = config.stash.get(EARLY_SERVER, None)
+    effective = os.access in os.supports_effective_ids
+    if early is not None and not os.access(early.directory, os.W_OK, effective_ids=effective):
+        early = None  # A conftest has given up root's rights.
+    directory = session_folder.create() if early is None else early.directory
+    spec = _session_spec(config, settings, own_machine, directory, basetemp)
+    if spec.logs is not None:
         try:
-            self.pool.close(gracefully=gracefully)
-        finally:
-            if self._coverage is not None:
-                for problem in self._coverage.combine():
-                    self._show(f"accel: coverage of ranks is incomplete: {problem}")
+            os.makedirs(spec.logs, exist_ok=True)
+        except OSError as error:
+            show(f"accel: no output of ranks is kept: --accel-output {spec.logs}: {error.strerror}")
+            spec = structs.replace(spec, logs=None)
+    coverage = None
+    measuring = of_this_process(config)
+    if measuring is not None and (why := shortcoming(measuring)) is not None:
+        show(f"accel: {why}")
+    elif measuring is not None:
+        coverage = DriverCoverage(measuring, basetemp)
+        hidden = spec.hidden
+        if (file := os.environ.get(COVERAGE_SETTINGS_FILE)) is not None:  # For processes that a test starts.
+            hidden = (*hidden, (COVERAGE_SETTINGS_FILE, file))
+        spec = structs.replace(spec, coverage=coverage.settings, hidden=hidden)
+    machines = config.stash.get(LAUNCHED, None) or cluster
+
+    def starters(reports: StarterReports) -> tuple[LocalStarter, PlaceStarter[Any] | None]:
+        waits = settings.busy == "wait"
+        leases = Leases(own_machine, own_machine.slots, reports.wanted, waits_for_busy=waits)
+        here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
+        return here, None if machines is None else machines.starter(spec, here, reports)
+
+    def jobs(here: LocalStarter, reports: StarterReports) -> Starter[Any]:
+        made: Starter[Any] = features.require(config, "launcher").pytest_accel_job_starter(here=here, reports=reports)
+        return made
+
+    pool = Pool(
+        machine,
+        spec,
+        own_machine.slots,
+        show=show,
+        record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
+        starters=starters,
+        jobs=jobs,
+    )
+    return pool, coverage
 
 
 def plugin_options(config: pytest.Config) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
-"""Hooks of the controller for xdist's workers. Registered only if xdist distributes the tests."""
+"""Hooks of the controller for xdist's workers, and their drivers. Registered only if xdist distributes the tests."""
 
 from __future__ import annotations
 
-import os
-import pickle
+from contextlib import suppress
+from os import environ
+from pickle import dumps
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +15,7 @@ from pytest_accel.core.source_files import for_worker
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool_client import Channel
-    from pytest_accel.pool.worker_driver import WorkerDriver
+    from pytest_accel.pool.pool_client import Channel, PoolMessage
 
 
 class XdistHooks:
@@ -22,8 +23,6 @@ class XdistHooks:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._usage_error: str | None = None
-        """Message of a worker whose tests request something impossible."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -34,7 +33,7 @@ class XdistHooks:
         """
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
-                spec.env.update(for_worker(config, {**os.environ, **spec.env}))
+                spec.env.update(for_worker(config, {**environ, **spec.env}))
         machine = self._session.own_machine  # Unmarked tests run here, also if marked tests run on a cluster.
         devices = machine.session.devices
         if not devices:
@@ -49,39 +48,56 @@ class XdistHooks:
         # Send the detected devices: because of its mask, a worker may see fewer devices than the session can lease.
         machine = self._session.machine
         _ = machine.session  # Detect the devices before the machine is serialized.
-        node.workerinput["accel_machine"] = pickle.dumps(machine)
-        channel = node.gateway.newchannel()
-        node.workerinput["accel_channel"] = channel
-        self._serve_pool(channel)
-
-    def _serve_pool(self, channel: Channel) -> None:
-        """Answer a worker's messages. The modules of the pool are imported at the first message."""
-        driver: WorkerDriver | None = None
-
-        def receive(data: bytes | None) -> None:
-            nonlocal driver
-            if driver is None:
-                if data is None:  # The worker has ended and had no message.
-                    return
-                from pytest_accel.pool.worker_driver import WorkerDriver
-
-                pool, show = lambda: self._session.pool, self._session.show
-                driver = WorkerDriver(channel, pool, self._on_usage_error, show)
-            driver.receive(data)
-
-        channel.setcallback(receive, endmarker=None)
-
-    def _on_usage_error(self, text: str) -> None:
-        self._usage_error = text
+        node.workerinput["accel_machine"] = dumps(machine)
+        channel = node.workerinput["accel_channel"] = node.gateway.newchannel()
+        channel.setcallback(WorkerDriver(self._session, channel).receive, endmarker=None)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
-        """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection.
-
-        The same holds for a worker's first request to the pool if any of its tests has marks.
-        """
-        if self._usage_error is not None:
-            raise pytest.UsageError(self._usage_error)
+        """Call the features: a worker's first request to the pool arrives before the list of its tests."""
         if self._session.started_pool is not None:
             features.register(self._session.config, "marked")
             self._session.config.hook.pytest_accel_workers_collected(session=self._session)
+
+
+class WorkerDriver:
+    """The driver of an xdist worker, whose messages arrive in execnet's receiver thread.
+
+    The modules of the pool are imported at the first message.
+    """
+
+    def __init__(self, session: AccelSession, channel: Channel) -> None:
+        self._session = session
+        self._channel = channel
+
+    def handle(self, message: PoolMessage) -> None:
+        """Send a message of the pool to the worker."""
+        from pytest_accel.messages.struct_messages import encode
+
+        with suppress(OSError):  # The worker has ended; the end marker follows.
+            self._channel.send(encode(message))
+
+    def receive(self, data: bytes | None) -> None:
+        """Handle a serialized message of the worker; `data` is None if the worker has ended."""
+        if data is None:
+            if (started := self._session.started_pool) is not None:
+                started.post(started.driver_lost, self)
+            return
+        from pytest_accel.leases.demand import WorldDemand
+        from pytest_accel.messages.struct_messages import decode
+        from pytest_accel.pool.pool_client import Answer, DriverMessage, ShowLine
+
+        message: DriverMessage | None = None
+        try:
+            message = decode(data, DriverMessage)
+            if isinstance(message, ShowLine):
+                self._session.show(message.line)
+            else:
+                pool = self._session.pool
+                pool.post(pool.serve, self, message)
+        except BaseException:  # execnet would hide the error: answer the request with it, and fail the pool.
+            why = f"a request of an xdist worker has ended with an error:\n{format_exc().rstrip()}"
+            if isinstance(message, WorldDemand):
+                self.handle(Answer(message.number, why))
+            if (started := self._session.started_pool) is not None:
+                started.post(started.broken_by, why)

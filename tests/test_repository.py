@@ -56,12 +56,12 @@ RUNS_BETWEEN_TESTS = (
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/items", "driver/rank_monitor", "driver/link_to_rank"),
     *("driver/debugger_relay", "driver/output_tail"),
-    *("pool/pool", "pool/worlds", "pool/pool_client", "pool/worker_driver"),
+    *("pool/pool", "pool/worlds", "pool/pool_client"),
     *("pool/starter", "forkserver/client"),
     *("leases/leases", "leases/locks", "leases/demand", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives"),
     "messages/connect",
-    "features/record/live_hooks",
+    *("xdist_hooks", "features/record/live_hooks"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
 _MAIN_MODULES = {"pool", "leases", "driver", "launch"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -201,14 +201,6 @@ def capture_with(config: pytest.Config, streams: Any) -> None:
         streams.start()
 
 
-def captured_log(config: pytest.Config) -> Any:
-    """Return the handler whose text is the captured log of a report, or None if the logging plugin is disabled.
-
-    pytest calls its method `reset` when a phase begins.
-    """
-    return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
-
-
 def attach_log_handlers_directly() -> None:
     """Make pytest attach its handlers of captured logs without the methods of loggers, and so without their lock.
 
@@ -244,14 +236,17 @@ def attach_log_handlers_directly() -> None:
     _pytest.logging.catching_logs = CatchingLogs  # type: ignore[misc]
 
 
-def log_file_handler(config: pytest.Config) -> Any:
-    """Return the handler that writes the log file of this process (``log_file``); None if the plugin is disabled."""
-    return getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
+def log_handler(config: pytest.Config, name: Literal["report_handler", "log_file_handler", "log_cli_handler"]) -> Any:
+    """Return pytest's handler of captured logs, of the log file, or of live logs; None if the plugin is disabled.
+
+    The text of the first is the captured log of a report. pytest calls its method `reset` when a phase begins.
+    """
+    return getattr(config.pluginmanager.get_plugin("logging-plugin"), name, None)
 
 
 def log_file(config: pytest.Config) -> str | None:
     """Return the path of the log file of this process (``log_file``); None if there is none."""
-    name = getattr(getattr(log_file_handler(config), "stream", None), "name", os.devnull)
+    name = getattr(getattr(log_handler(config, "log_file_handler"), "stream", None), "name", os.devnull)
     return None if name == os.devnull else str(name)
 
 
@@ -260,7 +255,7 @@ def append_to_log_file(config: pytest.Config) -> None:
 
     All workers of xdist, and all ranks, write to one file. Without this, each overwrites the lines of the others.
     """
-    if (handler := log_file_handler(config)) is not None:
+    if (handler := log_handler(config, "log_file_handler")) is not None:
         with suppress(OSError, ValueError, AttributeError):  # A suite may have given the handler no file.
             descriptor = handler.stream.fileno()
             fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | os.O_APPEND)
@@ -268,8 +263,7 @@ def append_to_log_file(config: pytest.Config) -> None:
 
 def shows_live_logs(config: pytest.Config) -> bool:
     """Return whether this process shows live logs (``log_cli``)."""
-    handler = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_cli_handler", None)
-    return isinstance(handler, logging.StreamHandler)
+    return isinstance(log_handler(config, "log_cli_handler"), logging.StreamHandler)
 
 
 def hide_names_of_tests(config: pytest.Config) -> None:
@@ -334,13 +328,16 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
     only the last has a hook that runs before the debugger's first output. When a debugger stops again at a breakpoint
     of its own, `may` is called again, because pytest has resumed capturing in the meantime.
     """
+    from unittest.mock import Mock
+
     from _pytest.debugging import pytestPDB
 
     original: Any = pytestPDB._init_pdb
 
     def init(method: str, *args: Any, **kwargs: Any) -> Any:
         if not may(method):
-            return _NoDebugger()
+            # The methods that pytest calls have no effect, but it runs the test of ``--trace`` by the debugger.
+            return Mock(quitting=False, runcall=lambda function: function())
         debugger = original(method, *args, **kwargs)
         setup = debugger.setup
 
@@ -353,24 +350,6 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
         return debugger
 
     pytestPDB._init_pdb = init  # type: ignore[method-assign]
-
-
-class _NoDebugger:
-    """Implements the methods that pytest calls on a debugger, without effect."""
-
-    quitting = False
-
-    def set_trace(self, frame: object) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def interaction(self, frame: object, traceback: object) -> None:
-        pass
-
-    def runcall(self, function: Callable[[], object]) -> object:
-        return function()
 
 
 def junit_log(config: pytest.Config) -> Any:

@@ -26,17 +26,6 @@ def is_library(path: str) -> bool:
     return PACKAGE in path or _LIBRARY.match(path) is not None or path.startswith("<")
 
 
-def raised_in_suite(error: BaseException) -> str | None:
-    """Return the file and line of the suite's code that raised `error`; None if this package or a library raised it."""
-    trace = error.__traceback__
-    if trace is None:
-        return None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    path = trace.tb_frame.f_code.co_filename
-    return None if is_library(path) else f"{path}:{trace.tb_lineno}"
-
-
 @dataclass(frozen=True, slots=True)
 class Folders:
     """The folders of a session by which the paths in reports are interpreted and shown."""

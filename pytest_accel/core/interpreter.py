@@ -1,9 +1,7 @@
-"""Programs that the plugin starts: Python for processes of its own, programs beside it, and ports for their servers."""
+"""Python for processes that the plugin starts, and ports for the servers in them."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -42,24 +40,6 @@ def unmeasured(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in environment.items() if name not in (COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE)
     }
-
-
-def module_command(interpreter: str, module: str) -> tuple[str, ...]:
-    """Return the command that runs `module` as ``python -m`` does, but imports no module from the current folder."""
-    if NO_CURRENT_FOLDER:
-        return (interpreter, *NO_CURRENT_FOLDER, "-m", module)
-    source = f"import runpy, sys; del sys.path[0]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    return (interpreter, "-c", source)
-
-
-def find_program(name: str) -> str | None:
-    """Return the path of the program `name`, or None if it is not installed.
-
-    The folder of the running interpreter is searched before PATH: if its virtual environment is not activated, PATH
-    does not include the programs of that environment.
-    """
-    beside = shutil.which(name, path=os.path.dirname(sys.executable)) if sys.executable else None
-    return beside or shutil.which(name)
 
 
 def hold_port() -> socket.socket:

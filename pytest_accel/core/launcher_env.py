@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from pytest_accel.core.stash_keys import is_xdist_worker
+
 
 class LauncherEnv(NamedTuple):
     """This process's place in a world that a launcher has started, and the identity of that launch.
@@ -56,8 +58,6 @@ class _LauncherVariables(NamedTuple):
 
 OWN_RUN = "accel-"
 """Prefix of `TORCHELASTIC_RUN_ID` in ranks of this plugin and in processes that they start."""
-RUN_OF_RANK = "PYTEST_ACCEL_TESTRUNUID"
-"""The variable by which a process that a test has started in a rank differs from an xdist worker."""
 _ELASTIC_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 _ELASTIC_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _OPEN_MPI = "OMPI_COMM_WORLD_"
@@ -175,15 +175,6 @@ def for_own_ranks(environ: Mapping[str, str]) -> dict[str, str]:
 def without_local_rank(args: Sequence[str]) -> list[str]:
     """Return `args` without the ``--local_rank=1`` that DeepSpeed adds for old scripts."""
     return [arg for arg in args if not re.fullmatch(r"--local[_-]rank=\d+", arg)]
-
-
-def is_xdist_worker() -> bool:
-    """Return whether this process is an xdist worker, by its environment, before there is a `pytest.Config`.
-
-    A pytest session that a test has started in a rank inherits the rank's variables, and is no worker.
-    """
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    return "PYTEST_XDIST_WORKER" in os.environ and (run is None or run != os.environ.get(RUN_OF_RANK))
 
 
 def find_here() -> LauncherEnv | None:

@@ -23,16 +23,6 @@ VARIABLE = "PYTEST_ACCEL_LOG"
 """Environment variable with the path of the file. Each machine has a file of its own, unless the folder is shared."""
 
 
-class _Lines(logging.Formatter):
-    """Formats a line; counts milliseconds, and names machine, process and role."""
-
-    default_time_format = "%H:%M:%S"
-    default_msec_format = "%s.%03d"
-
-    def __init__(self) -> None:
-        super().__init__(f"%(asctime)s {os.uname().nodename} %(process)d %(name)s: %(message)s")
-
-
 # An instance that `logging` does not know: a suite that configures logging neither shows these lines nor disables them.
 _logger = logging.Logger("pytest")
 
@@ -76,7 +66,8 @@ def start(role: str) -> None:
         except OSError:
             del os.environ[VARIABLE]
             return
-        handler.setFormatter(_Lines())
+        line = f"%(asctime)s.%(msecs)03d {os.uname().nodename} %(process)d %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(line, "%H:%M:%S"))
         _logger.addHandler(handler)
 
 
@@ -102,10 +93,3 @@ def step(text: str, *arguments: object) -> None:
     """Write the step ``text % arguments``, if there is a file."""
     if _logger.handlers:
         _logger.info(text, *arguments)
-
-
-def step_once(seen: set[str], text: str, *arguments: object) -> None:
-    """Write a step of a loop, unless an earlier round has written the same: `seen` has those."""
-    if _logger.handlers and (line := text % arguments) not in seen:
-        seen.add(line)
-        step("%s", line)

@@ -121,9 +121,4 @@ def _digest(family: str, names: list[str]) -> str:
     Parameters from a set have another order in each process. That does no harm if their ids differ.
     """
     in_order = names if len(set(names)) < len(names) else sorted(names)
-    digest = blake2b(digest_size=8)
-    for name in (family, *in_order):
-        data = name.encode(errors="surrogatepass")
-        digest.update(b"%d:" % len(data))
-        digest.update(data)
-    return digest.hexdigest()
+    return blake2b(ascii((family, *in_order)).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Keys of the objects that the plugin stores in pytest's stashes.
+"""Keys of the objects that the plugin stores in pytest's stashes, and functions that tell what a process is.
 
 The keys are typed `Any`, because this package must not import the classes of the packages above it. A reader annotates
 the value.
@@ -6,6 +6,7 @@ the value.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,8 +45,19 @@ NOT_TORN_DOWN = "accel_not_torn_down"
 """Name of the property of a report with fixtures that were not torn down, and the ranks that had ended."""
 REPLACED = "accel_replaced"
 """Name of the property of a report with the reason why new ranks were started after its test."""
+RUN_OF_RANK = "PYTEST_ACCEL_TESTRUNUID"
+"""The variable by which a process that a test has started in a rank differs from an xdist worker."""
 
 
 def is_rank(config: pytest.Config) -> bool:
     """Return True in a rank, from the start of its session; False in the main process and in an xdist worker."""
     return bool(config.pluginmanager.has_plugin(RANK_PLUGIN))
+
+
+def is_xdist_worker() -> bool:
+    """Return whether this process is an xdist worker, by its environment, before there is a `pytest.Config`.
+
+    A pytest session that a test has started in a rank inherits the rank's variables, and is no worker.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    return "PYTEST_XDIST_WORKER" in os.environ and (run is None or run != os.environ.get(RUN_OF_RANK))

@@ -31,15 +31,3 @@ def start(target: Callable[..., object], name: str, *args: Any) -> Thread:
     except Exception as error:
         raise NoThreadError(f"this process cannot start a thread: {error}") from error
     return thread
-
-
-def end(thread: Thread, timeout: float = END_TIMEOUT) -> bool:
-    """Wait until `thread`, which was told to end, has ended; no-op in the thread itself.
-
-    Return False if it is still running after `timeout` seconds: a process for which it waits is stopped, or a lock
-    that it needs is held. The caller then leaves open what the thread, a daemon, may be using.
-    """
-    if thread is threading.current_thread():
-        return True
-    thread.join(timeout)
-    return not thread.is_alive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 import uuid
 
 
@@ -17,7 +18,7 @@ def write(path: str, text: str) -> None:
     """
     path = _followed(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = _temporary(path)
+    temporary = os.path.join(os.path.dirname(path), f".accel-{uuid.uuid4().hex}")
     try:
         with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
@@ -49,10 +50,7 @@ def check_folder(path: str) -> None:
     """Create the folder of `path` if it does not exist. Raise OSError unless :func:`write` can write the file."""
     path = _followed(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = _temporary(path)
-    with open(temporary, "x", encoding="ascii"):
-        pass
-    os.unlink(temporary)
+    tempfile.TemporaryFile(dir=os.path.dirname(path)).close()
 
 
 def _followed(path: str) -> str:
@@ -60,8 +58,3 @@ def _followed(path: str) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it is not a regular file", path)
     return os.path.realpath(path)
-
-
-def _temporary(path: str) -> str:
-    """Return the path of a new file in the folder of `path`."""
-    return os.path.join(os.path.dirname(path), f".accel-{uuid.uuid4().hex}")

@@ -22,7 +22,6 @@ from pytest_accel.core.world_key import Needs, WorldKey, backend_names
 from pytest_accel.hardware.inventory import Inventory, Machine, without_figures
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import WHOLE, fraction, parts
-from pytest_accel.pool.starter import Elsewhere
 from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
@@ -63,7 +62,7 @@ class Resources:
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
 
-class LaunchedProcesses(Elsewhere, Protocol):
+class LaunchedProcesses(Protocol):
     """The processes that a launcher has started together, in which the ranks of groups run."""
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from pytest_accel.core.marks import NEEDS, compares_arguments, registered
-from pytest_accel.core.stash_keys import SESSION
+from pytest_accel.core.stash_keys import SESSION, is_xdist_worker
 from pytest_accel.settings import options
 
 Occasion = Literal[
@@ -111,6 +111,7 @@ def _owns_needs(config: pytest.Config) -> bool:
 
 
 FEATURES = (
+    Feature("early_start", {"start": lambda config: not is_xdist_worker()}),
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts}),
     Feature("launchers", {"start": _is_launched, "launcher": _always}, stands_on=("launch",)),
     Feature("ray", {"cluster": _always}, stands_on=("launchers",)),

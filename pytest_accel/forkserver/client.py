@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import IncompleteReadError, StreamReader, open_connection, wait
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from socket import SHUT_WR, send_fds
 
 from pytest_accel.compat import loop_tasks
@@ -17,7 +17,6 @@ from pytest_accel.core.processes import KILL_TIMEOUT
 from pytest_accel.core.signals import without_sigpipe
 from pytest_accel.forkserver.server_messages import KillWorld, ServerReport, ServerRequest, StartWorld, file_with
 from pytest_accel.forkserver.server_process import Spawn
-from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import encode, frame, read_message
 from pytest_accel.messages.unix_sockets import MOST_AT_ONCE
@@ -52,22 +51,19 @@ class ForkServerClient:
         self._ended = ended
         self._used = self._is_stopping = False
         session_folder.ensure(spec.directory)
-        self._socket, theirs = unix_sockets.pair()
+        self._process, self._socket = spawn(spec)
         self._socket.setblocking(False)
-        with theirs, ExitStack() as undo:
-            undo.callback(self._socket.close)
-            self._process = spawn(spec, theirs)
-            undo.pop_all()
         self._reading = loop_tasks.start(self._read())
 
-    def start(self, world: WorldSpec, descriptors: Sequence[int] = (), port: int | None = None) -> None:
+    def start(self, world: WorldSpec, descriptors: Sequence[int] | None, port: int | None = None) -> None:
         """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
 
         The caller may close its descriptors after this call. `port` is the port of the world's store, if another server
-        has opened it. A server on another machine cannot be passed open files. Raise OSError if too many are open.
+        has opened it. `descriptors` is None for a server on another machine, to which no open file can be passed. Raise
+        OSError if too many are open.
         """
         self._used = True
-        if self._process.remote:
+        if descriptors is None:
             self._send(StartWorld(world, port))
             return
         with file_with(world, self._spec.directory) as file:

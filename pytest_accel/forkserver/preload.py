@@ -7,9 +7,10 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import psutil
+import pytest
 
 from pytest_accel.compat import torch_api
 from pytest_accel.core.kinds import KINDS
@@ -22,22 +23,11 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @contextlib.contextmanager
-def _variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables in the block, and restore them after it."""
-    given = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in given.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-def blas_without_threads() -> contextlib.AbstractContextManager[None]:
+def blas_without_threads() -> Iterator[None]:
     """Keep OpenBLAS from starting threads when it is loaded in the block; NumPy and SciPy have a copy each."""
-    return _variables({_BLAS_THREADS: os.environ.get(_BLAS_THREADS, "1")})
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv(_BLAS_THREADS, os.environ.get(_BLAS_THREADS, "1"))
+        yield
 
 
 def import_installed(names: Sequence[str]) -> None:
@@ -65,34 +55,26 @@ def import_named(names: Sequence[str]) -> str | None:
     return None
 
 
-def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
+def load_plugins(directory: str, options: Sequence[str]) -> None:
     """Run pytest in `directory`, to import its own and all installed plugins with rewritten asserts.
 
     `options` may leave out plugins. The ranks read conftests and ini files themselves.
     """
-    import pytest
-
     from pytest_accel.core.plugin_roles import OptionsOnly
 
-    before = os.getcwd()
-    os.chdir(directory)
-    changed = {
+    with pytest.MonkeyPatch.context() as changed, contextlib.redirect_stdout(io.StringIO()):
+        changed.chdir(directory)
         # In a process of an MPI job, pytest-accel might otherwise wait for the job's other processes.
-        environment_variable(LAUNCHER): "off",
+        changed.setenv(environment_variable(LAUNCHER), "off")
         # The options may name files, which only the session may open, and both may name modules of the suite.
-        "PYTEST_ADDOPTS": "",
-        "PYTEST_PLUGINS": "",
-    }
-    try:
-        with _variables(changed), contextlib.redirect_stdout(io.StringIO()):
-            # `--version` twice is the shortest run that loads plugins. With `OptionsOnly`, hooks of third-party plugins
-            # are not called: their effects on the process would remain (pytest-django blocks databases).
-            pytest.main(
-                ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *options],
-                plugins=[OptionsOnly()],
-            )
-    finally:
-        os.chdir(before)
+        changed.setenv("PYTEST_ADDOPTS", "")
+        changed.setenv("PYTEST_PLUGINS", "")
+        # `--version` twice is the shortest run that loads plugins. With `OptionsOnly`, hooks of third-party plugins
+        # are not called: their effects on the process would remain (pytest-django blocks databases).
+        pytest.main(
+            ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *options],
+            plugins=[OptionsOnly()],
+        )
 
 
 def thread_count() -> int:
@@ -100,7 +82,7 @@ def thread_count() -> int:
     return psutil.Process().num_threads()
 
 
-def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
+def unfit(known: Collection[str], threads: int) -> str | None:
     """Return why ranks must not be forked from this process, or None if they may be.
 
     The text continues a sentence that begins with "importing it". Modules in `known` and this number of `threads`

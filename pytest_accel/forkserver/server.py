@@ -25,6 +25,8 @@ from multiprocessing.connection import wait
 from os import _exit, execve, getpid
 from typing import Any, NoReturn
 
+import pytest
+
 from pytest_accel.core import log, processes, session_folder
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.log import step
@@ -66,10 +68,11 @@ from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of,
 def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
     """Import what ranks need, then serve the session that this process is given, and exit.
 
-    `step_one` is a :class:`FirstStep`. The socket on which the server serves, and an unnamed file with its
-    :class:`Serve`, arrive on the socket `connection`. If the process has received them and then replaced itself, they
-    are `connection` and `given`.
+    `step_one` is a :class:`FirstStep`. An unnamed file with the :class:`Serve` arrives on the socket `connection`, on
+    which the server then serves. If the process has received it and then replaced itself, it is `given`.
     """
+    os.set_inheritable(connection, False)  # A program that an import starts must not keep it open.
+    pool = Connection(connection)
     first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
     session_folder.claim(first.directory)
     log.start(f"fork server {first.server}")
@@ -82,14 +85,13 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     if problem is not None:
         # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
         step("starts again, without pytest's plugins: their import %s", problem)
-        _start_anew(connection, first._replace(problem=problem), given, path)
+        _start_anew(connection, first._replace(without_plugins=True), given, path)
     if given is None:
-        passed = _receive(connection, parent)
-        if passed is None:
+        given = _receive(pool, parent)
+        if given is None:
             step("its parent has exited, or does not need it")
             _clean_up(first.own_folder)
             _exit(0)
-        connection, given = passed
     begin = read_file(given, Serve)
     spec = begin.spec
     if begin.environment is not None:
@@ -102,13 +104,11 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         with file_with(begin, first.directory) as file:
             _start_anew(connection, first, file.fileno(), spec.sys_path)
     sys.path[:] = spec.sys_path
-    _serve(Connection(connection), begin, first, parent)
+    _serve(pool, begin, first, parent)
 
 
 def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
     """Serve the session of `begin`, and exit."""
-    if first.problem is not None:
-        send(connection, ServerNotice(f"ranks load pytest's plugins themselves: their import {first.problem}"))
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(first.directory)
     error = None
@@ -136,16 +136,16 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
-def _receive(connection: int, parent: int) -> list[int] | None:
-    """Return the two descriptors that arrive on the socket `connection`; None if it is closed, or `parent` exits."""
-    with Connection(connection) as waiting, ExitStack() as stack:
-        watched = [connection]
-        if (end := processes.end_of(parent)) is not None:  # As in `ForkedWorlds`, EOF is not enough.
-            stack.callback(os.close, end)
-            watched.append(end)
-        if connection in wait(watched):
+def _receive(connection: Connection, parent: int) -> int | None:
+    """Return the descriptor that arrives on `connection`; None if this is closed, or `parent` exits."""
+    end = processes.end_of(parent)  # As in `ForkedWorlds`, EOF is not enough.
+    try:
+        if connection in wait([connection, *([] if end is None else [end])]):
             with suppress(EOFError):
-                return unix_sockets.receive_descriptors(waiting, 2)
+                return unix_sockets.receive_descriptors(connection, 1)[0]
+    finally:
+        if end is not None:
+            os.close(end)
     return None
 
 
@@ -156,7 +156,7 @@ def _import_ahead(first: FirstStep) -> str | None:
     if first.plugin_options is None:
         return None
     import_installed(TORCH_MODULES)
-    if first.problem is not None:
+    if first.without_plugins:
         return None
     known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
     try:
@@ -192,12 +192,9 @@ def _start_resource_tracker(directory: str) -> None:
 
     The tracker has the flags of this process. Without -P, before Python 3.11, it imports modules from its folder.
     """
-    before = os.getcwd()
-    os.chdir(directory)
-    try:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(directory)
         resource_tracker.ensure_running()
-    finally:
-        os.chdir(before)
 
 
 def _clean_up(folder: str | None) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ class FirstStep(NamedTuple):
     """`SessionSpec.own_folder`."""
     plugin_options: tuple[str, ...] | None
     """`SessionSpec.plugin_options`; None if the server does not import torch either."""
-    problem: str | None = None
-    """Why the server must not import pytest's plugins, as a first attempt has shown; None if it may."""
+    without_plugins: bool = False
+    """True if the server must not import pytest's plugins, as a first attempt has shown."""
 
 
 class Serve(Struct, frozen=True):
@@ -96,8 +96,6 @@ class RankExited(Struct, frozen=True, tag=True):
 class ServerNotice(Struct, frozen=True, tag=True):
     """Something for the session's summary."""
 
-    note: str = ""
-    """A line that is shown with ``-v``."""
     error: str = ""
     """Why the server can never fork ranks: an error of a module that ``accel_preload`` names."""
     survivors: tuple[str, ...] = ()

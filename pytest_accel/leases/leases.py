@@ -142,7 +142,6 @@ class Leases:
         """Devices without a lease that could not be locked at the last attempt."""
         self._wished: set[str] = set()
         """Devices of this session for which another session waited at the last look."""
-        self._is_closed = False
         self._retry: TimerHandle | None = None
         """The next attempt to lock the devices in `_elsewhere`."""
         self._last_change = 0.0
@@ -165,8 +164,6 @@ class Leases:
         `need` describes the devices on this machine, in place of the demand's own need, and `only` has the ids of the
         devices that may be leased. The lease is a part of `owner`.
         """
-        if self._is_closed:
-            raise RuntimeError("the session's leases are closed: none can be requested any more")
         need = need or _need(demand)
         self._check_available(demand, need, only)
         request = self._request(demand, need, only)
@@ -285,8 +282,9 @@ class Leases:
             self._react()
 
     def close(self) -> None:
-        """Drop all leases and requests, without calls of `on_wanted`."""
-        self._is_closed = True
+        """Drop all leases and requests, without calls of `on_wanted`. No other is requested after this."""
+        if self._retry is not None:
+            self._retry.cancel()
         for wait in self._waiting.values():
             wait.outcome.cancel()
         self._leases.clear()
@@ -392,8 +390,6 @@ class Leases:
 
     def _react(self) -> None:
         """Grant requests, wish for devices of other sessions, and notify the holders of leases that become wanted."""
-        if self._is_closed:
-            return
         self._grant()
         self._wish()
         self._notify()

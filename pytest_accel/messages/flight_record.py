@@ -10,9 +10,8 @@ from typing import Literal
 
 from msgspec import MsgspecError, Struct, field, to_builtins
 
-from pytest_accel.messages.struct_messages import from_builtins
-
 from pytest_accel.messages.rank_messages import Channel, GroupUse
+from pytest_accel.messages.struct_messages import from_builtins
 
 
 class Collective(Struct, frozen=True):

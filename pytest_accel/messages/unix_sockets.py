@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from _socket import socket as _Plain
 from _socket import socketpair
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EMFILE
 from math import ceil
 from multiprocessing.connection import Connection as _Connection
 from os import close, set_inheritable, strerror
 from select import POLLIN, poll
-from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, recv_fds, send_fds, socket
+from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, recv_fds, socket
 from struct import pack
 
 from pytest_accel.core.signals import without_sigpipe
@@ -123,12 +123,6 @@ def has_ended(descriptor: int) -> bool:
 
 MOST_AT_ONCE = 200
 """Descriptors that one message carries at most; Linux allows 253 (``SCM_MAX_FD``)."""
-
-
-def send_descriptors(connection: _Connection, descriptors: Sequence[int]) -> None:
-    """Send a few `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
-    with socket_of(connection) as end, without_sigpipe():
-        send_fds(end, [b"\0"], list(descriptors))
 
 
 def receive_descriptors(connection: _Connection, count: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from pytest_accel.core.device import Device, Share
-from pytest_accel.core.launcher_env import RUN_OF_RANK
+from pytest_accel.core.stash_keys import RUN_OF_RANK
 from pytest_accel.core.world_key import WorldKey
 
 WORKER_VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")

@@ -43,7 +43,7 @@ from pytest_accel.pool.pool_client import (
     WorldGrant,
     WorldWanted,
 )
-from pytest_accel.pool.starter import Elsewhere, LocalStarter, LostPlaceError, Starter, StarterReports, Taken
+from pytest_accel.pool.starter import LocalStarter, LostPlaceError, PlaceStarter, Starter, StarterReports, Taken
 from pytest_accel.pool.worlds import (
     SESSION_ENDS,
     WANTED,
@@ -75,17 +75,16 @@ class Pool:
         *,
         record: Recorder,
         show: Callable[[str], None],
-        here: Callable[[StarterReports], LocalStarter],
-        elsewhere: Elsewhere | None = None,
+        starters: Callable[[StarterReports], tuple[LocalStarter, PlaceStarter[Any] | None]],
         jobs: Callable[[LocalStarter, StarterReports], Starter[Any]] | None = None,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `record` gets the events of the pool, and `show` lines for the terminal. `here`, which returns the starter of
-        this machine, is called in the pool's thread. `elsewhere` are other machines, and `jobs` is called when a test
-        first needs an MPI job.
+        `record` gets the events of the pool, and `show` lines for the terminal. `starters`, which returns the starter
+        of this machine and that of other machines, is called in the pool's thread, and `jobs` when a test first needs
+        an MPI job.
         """
-        self.summary = PoolSummary(spec.directory)
+        self.summary = PoolSummary()
         self.directory = spec.directory
         self.worlds = Worlds(spec.directory, slots, self.summary, record, self.broken_by)
         self.requests: dict[int, WorldRequest] = {}
@@ -112,7 +111,7 @@ class Pool:
         """The tasks that do not belong to a request."""
         self._thread = threads.start(self._run, "accel-pool")
         try:
-            self.call(self._open, here, elsewhere, spec)
+            self.call(self._open, starters)
         except BaseException:
             self._loop.call_soon_threadsafe(self._loop.stop)
             raise
@@ -141,12 +140,9 @@ class Pool:
 
         return run_coroutine_threadsafe(run(), self._loop).result(threads.END_TIMEOUT)
 
-    def _open(
-        self, here: Callable[[StarterReports], LocalStarter], elsewhere: Elsewhere | None, spec: SessionSpec
-    ) -> None:
+    def _open(self, starters: Callable[[StarterReports], tuple[LocalStarter, PlaceStarter[Any] | None]]) -> None:
         on_cluster = self._machine.is_cluster  # Its devices are known once they are used.
-        self._here = here(self.worlds)
-        self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, self.worlds)
+        self._here, self._elsewhere = starters(self.worlds)
         self._record("PoolOpened", slots=self._slots, kind=self._machine.session_kind)
         if on_cluster or len(self._machines) > 1:
             self._record_machines()
@@ -263,7 +259,7 @@ class Pool:
             return
         run_coroutine_threadsafe(self._end(gracefully=gracefully), self._loop).result(threads.END_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        threads.end(self._thread)
+        self._thread.join(threads.END_TIMEOUT)
 
     async def _end(self, *, gracefully: bool) -> None:
         self.worlds.closing = True
@@ -376,7 +372,7 @@ class Pool:
         used = {number for world in self.worlds.values() for number in world.spec.workers}
         workers = tuple(islice((one for one in count(self._first_worker) if one not in used), spec.ranks))
         spec = replace(spec, workers=workers, worker_count=max((*used, *workers), default=0) + 1)
-        world = self.worlds[spec.world] = PooledWorld(spec, request, starter, taken)
+        world = self.worlds[spec.world] = PooledWorld(self.directory, spec, request, starter, taken)
         self._record_machines()
         places = []
         for rank in range(spec.ranks):

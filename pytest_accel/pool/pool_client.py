@@ -1,7 +1,8 @@
 """The conversation between drivers and the pool: the messages, and the client by which a driver exchanges them.
 
 Drivers in the controller and in xdist workers send the same messages. In the controller, the objects are passed on;
-between processes, `messages/struct_messages.py` serializes them. The pool's end is in `worker_driver.py` and `pool.py`.
+between processes, `messages/struct_messages.py` serializes them. The pool's end is in `pool.py`; that of a worker's
+conversation is in `xdist_hooks.py`.
 """
 
 from __future__ import annotations
@@ -68,8 +69,6 @@ class ShowLine(Struct, frozen=True, tag=True):
     """Write a line of an xdist worker to the terminal."""
 
     line: str
-    is_usage_error: bool = False
-    """True if the session ends with this line."""
 
 
 PoolRequest = WarmServer | WorldDemand | CancelDemand | GiveBackWorld
@@ -154,9 +153,6 @@ class PoolClient:
 
     def give_back(self, returned: GiveBackWorld) -> None:
         """Give a world back to the pool; see :meth:`Pool.give_back`."""
-        with self._changed:
-            self._wanted.discard(returned.world)
-            self._exits = {key: end for key, end in self._exits.items() if key[0] != returned.world}
         self._send(returned)
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
@@ -173,10 +169,6 @@ class PoolClient:
         """Write a line to the terminal, which is the controller's; only an xdist worker has to ask for it."""
         self._send(ShowLine(line))
 
-    def usage_error(self, text: str) -> None:
-        """End the session with `text`, because a test requests something impossible; only for an xdist worker."""
-        self._send(ShowLine(text, is_usage_error=True))
-
     def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""
         with self._changed:
@@ -187,7 +179,7 @@ class PoolClient:
                     self._exits[world, rank] = end
                     self._changed.notify_all()
                 case Answer(number, value):
-                    if isinstance(value, WorldGrant):  # A notice about its last use may have come after its return.
+                    if isinstance(value, WorldGrant):  # Forget notices about its last use.
                         self._wanted.discard(value.spec.world)
                     if number == self._last_number:  # Else the demand was cancelled.
                         self._answers.put(value)

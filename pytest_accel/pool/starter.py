@@ -129,15 +129,11 @@ class PlaceStarter(Starter[Own], Protocol[Own]):
         """Start what the first world will need. Raise OSError if that is not possible."""
 
 
-class Elsewhere(Protocol):
-    """Other machines, on which a session starts ranks."""
-
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any] | None:
-        """Return the starter of ranks on these machines; None if this machine is the only one."""
-
-
-class ClusterConnection(Elsewhere, Protocol):
+class ClusterConnection(Protocol):
     """The connection of a session to a cluster."""
+
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
+        """Return the starter of ranks on its machines."""
 
     @property
     def machine(self) -> Machine:

@@ -6,8 +6,7 @@ Everything here is called in the pool's thread.
 from __future__ import annotations
 
 import math
-from asyncio import CancelledError, Event, Future, Task, get_running_loop, shield, wait_for
-from asyncio import TimeoutError as WaitTimeoutError
+from asyncio import CancelledError, Future, Task, get_running_loop
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -46,6 +45,8 @@ _QUIET_TIMEOUT = 5.0
 """Takes the place of `RETIRE_TIMEOUT` for ranks that have failed their test after a timeout, or torn down before."""
 _REPORTING_TIMEOUT = 10.0
 """Seconds in which the starters, at the end of the session, must report the ranks that they have killed."""
+_END_POLL = 0.002
+"""Seconds between two looks whether all worlds have ended."""
 _ANSWER_TIMEOUT = 30.0
 """Seconds after the kill of a world in which its end must be reported.
 
@@ -103,19 +104,16 @@ class WorldState(Enum):
     RETIRING = "retiring"
     """The ranks tear down their session fixtures; errors in this are reported."""
     KILLED = "killed"
-    """The processes were told to exit or are being killed; how they exit is not reported."""
-    GONE = "gone"
-    """The processes have ended, and their devices or CPU slots have been given back."""
+    """The processes were told to exit or are being killed, or have ended; how they exit is not reported."""
 
 
-_STARTING, _IN_USE, _IDLE, _RETIRING, _KILLED, _GONE = WorldState
+_STARTING, _IN_USE, _IDLE, _RETIRING, _KILLED = WorldState
 NEXT = {
-    _STARTING: {_IN_USE, _KILLED, _GONE},
-    _IN_USE: {_IN_USE, _IDLE, _RETIRING, _KILLED, _GONE},
-    _IDLE: {_IN_USE, _RETIRING, _KILLED, _GONE},
-    _RETIRING: {_KILLED, _GONE},
-    _KILLED: {_KILLED, _GONE},
-    _GONE: set[WorldState](),
+    _STARTING: {_IN_USE, _KILLED},
+    _IN_USE: {_IN_USE, _IDLE, _RETIRING, _KILLED},
+    _IDLE: {_IN_USE, _RETIRING, _KILLED},
+    _RETIRING: {_KILLED},
+    _KILLED: {_KILLED},
 }
 """The states that may follow each state. A world passes from one driver to the next without being idle, and a killed
 world may be killed again: the end of the session does that."""
@@ -127,8 +125,11 @@ class PooledWorld:
     A lease that a driver's own process uses is a world without ranks. The pool sets all attributes except `state`.
     """
 
-    def __init__(self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
+    def __init__(
+        self, directory: str, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken
+    ) -> None:
         self.spec = spec
+        self.inspector = WorldInspector(directory, spec)
         self.starter = starter
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request
@@ -186,17 +187,13 @@ class PooledWorld:
 
 
 class PoolSummary:
-    """Errors that belong to no test, notes, and the tests that were interrupted. Owned by the pool."""
+    """Errors that belong to no test, and the tests that were interrupted. Owned by the pool."""
 
-    def __init__(self, directory: str) -> None:
-        """`directory` is the session's private folder."""
+    def __init__(self) -> None:
         self.errors: list[str | RankProblem] = []
         """Errors that belong to no test, such as an error in the teardown of a session fixture."""
-        self.notes: list[str] = []
-        """Lines to show with ``-v``."""
         self.interrupted: dict[int, Interrupted] = {}
         """The tests that ran when the session was interrupted, by world number."""
-        self._directory = directory
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
@@ -209,8 +206,7 @@ class PoolSummary:
                 self.interrupted[world.spec.world] = replace(recorded, test=test)
             return
         ends = dict(world.exits)
-        inspector = WorldInspector(self._directory, world.spec)
-        stacks, records = inspector.stacks(world.alive), inspector.records(world.alive)
+        stacks, records = world.inspector.stacks(world.alive), world.inspector.records(world.alive)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
         between_tests = not test and not ends and idle
         if between_tests and not any(map(waiting_in, records.values())):
@@ -221,11 +217,10 @@ class PoolSummary:
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
     ) -> None:
         """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
-        inspector = WorldInspector(self._directory, world.spec)
         phases: dict[int, When] = {rank: "teardown"}
-        sections = inspector.ask(MachineInspector.captured, phases).get(rank, [])
+        sections = world.inspector.ask(MachineInspector.captured, phases).get(rank, [])
         if end is not None and end.is_crash:
-            stack = inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
+            stack = world.inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
         output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
         self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))
 
@@ -245,8 +240,6 @@ class Worlds(dict[int, PooledWorld]):
         self.summary = summary
         self.closing = False
         """True once the session ends."""
-        self._changed = Event()
-        """Set when a world is gone."""
         self._slots = slots
         self._record = record
         self._on_error = on_error
@@ -271,7 +264,7 @@ class Worlds(dict[int, PooledWorld]):
         except Exception as error:  # For example no memory for a process.
             self._not_started(world.spec.world, str(error) if isinstance(error, NoThreadError) else format_exc())
         try:
-            await shield(world.start)
+            await world.start
             if world.state is not WorldState.STARTING:
                 raise LostPlaceError("the ranks have ended while they were started")
         except BaseException as error:
@@ -308,10 +301,10 @@ class Worlds(dict[int, PooledWorld]):
     def _kill_late(self, world: PooledWorld) -> None:
         """Kill the ranks of a retired world that have not ended in time."""
         if world.state is WorldState.RETIRING:
-            stacks = WorldInspector(self.directory, world.spec).stacks(world.alive)
+            stacks = world.inspector.stacks(world.alive)
             for rank in world.alive:
                 self.summary.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
-        if world.ending:
+        if world.spec.world in self:
             self.kill(world, "its ranks have not ended in time")
 
     def forget(self, world: PooledWorld) -> None:
@@ -319,13 +312,12 @@ class Worlds(dict[int, PooledWorld]):
         if self.pop(world.spec.world, None) is None:
             return
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
-        world.become(WorldState.GONE)
+        world.become(WorldState.KILLED)
         self.note(world, "WorldGone")
-        WorldInspector(self.directory, world.spec).remove_files()
+        world.inspector.remove_files()
         world.starter.forget(world.spec)
         if (taken := world.drop()) is not None:
             world.starter.leases.give_back(taken, killed=killed and world.spec.ranks > 0)
-        self._changed.set()
 
     def retire_idle(self) -> None:
         """Retire the oldest of too many idle ranks.
@@ -355,11 +347,7 @@ class Worlds(dict[int, PooledWorld]):
                 self.retire(world, SESSION_ENDS)
             elif not world.ending or not gracefully:
                 self.kill(world, SESSION_ENDS)
-        deadline = monotonic() + RETIRE_TIMEOUT + _REPORTING_TIMEOUT
-        while self and (left := deadline - monotonic()) > 0:
-            self._changed.clear()
-            with suppress(WaitTimeoutError):
-                await wait_for(self._changed.wait(), left)
+        await loop_tasks.becomes_true(lambda: not self, RETIRE_TIMEOUT + _REPORTING_TIMEOUT, _END_POLL)
         for world in self.in_state(WorldState.RETIRING):
             self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             self.kill(world, SESSION_ENDS)
@@ -389,10 +377,8 @@ class Worlds(dict[int, PooledWorld]):
                 self._started(number, pids)
             case RankExited(number, rank, end):
                 self.exited(number, rank, end)
-            case ServerNotice(note, error, survivors):
+            case ServerNotice(error, survivors):
                 self.report_left(survivors)
-                if note and note not in self.summary.notes:  # Several fork servers may send the same note.
-                    self.summary.notes.append(note)
                 if error:
                     self._on_error(error)
 
@@ -448,5 +434,5 @@ class Worlds(dict[int, PooledWorld]):
             if world.state is WorldState.RETIRING and self.closing:
                 self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
-            if world.state not in (WorldState.IN_USE, WorldState.GONE):  # Drivers give back worlds in use.
+            if world.state is not WorldState.IN_USE:  # Drivers give back worlds in use.
                 self.kill(world, why)

@@ -38,9 +38,8 @@ import pytest
 
 from pytest_accel.compat.pytest_shims import (
     capture_with,
-    captured_log,
     hide_names_of_tests,
-    log_file_handler,
+    log_handler,
     set_terminal_file,
 )
 from pytest_accel.core.node_refs import NodeRef
@@ -103,10 +102,10 @@ class RankOutput:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Redirect pytest's logs, terminal, and stacks of crashes. The hooks of its own plugins are called before."""
         self._stacks.catch_crashes()
-        if (handler := captured_log(config)) is not None:
+        if (handler := log_handler(config, "report_handler")) is not None:
             handler.addFilter(_is_not_from_torch)
             _copy(handler, self._records)
-        if self._prefix and (handler := log_file_handler(config)) is not None:
+        if self._prefix and (handler := log_handler(config, "log_file_handler")) is not None:
             original = handler.format
             handler.format = lambda record: self._prefix + original(record).replace("\n", f"\n{self._prefix}")
         if config.pluginmanager.has_plugin("terminalreporter"):

@@ -20,11 +20,10 @@ _EXAMPLES = {"kind": "kind == 'cuda'", "backend": "backend == 'nccl'", "memory":
 
 
 class ExplainedError(ValueError):
-    """Raised for a setting that is not allowed, with a message that shows the value and says what is allowed."""
+    """Raised for a setting that is not allowed, with a message that shows the value and says what is allowed.
 
-
-class SelectError(ExplainedError):
-    """Raised for a text that is no condition. The message says why, shows the text and marks the wrong place."""
+    For a condition, the message says why it is none, and marks the wrong place in its text.
+    """
 
 
 class _Backends(tuple[str, ...]):
@@ -41,7 +40,7 @@ class _Backends(tuple[str, ...]):
 
 
 def parse(text: str) -> Condition:
-    """Return the condition that `text` describes. Raise :class:`SelectError` if it describes none."""
+    """Return the condition that `text` describes. Raise :class:`ExplainedError` if it describes none."""
     line = " ".join(text.split())
     try:
         tree = ast.parse(line, mode="eval")
@@ -50,9 +49,9 @@ def parse(text: str) -> Condition:
     except SyntaxError as error:
         start = max(0, min(error.offset or 1, len(line) + 1) - 1)
         why = "write == to compare" if line[start : start + 1] == "=" else error.msg
-        raise SelectError(f"{why}\n    {line}\n    {' ' * start}^") from None
+        raise ExplainedError(f"{why}\n    {line}\n    {' ' * start}^") from None
     except (RecursionError, MemoryError, ValueError) as error:
-        raise SelectError(f"Python cannot parse it: {error}\n    {line}\n    ^") from None
+        raise ExplainedError(f"Python cannot parse it: {error}\n    {line}\n    ^") from None
     return lambda needs: bool(
         eval(code, {"__builtins__": {}}, {**needs._asdict(), "backend": _Backends(needs.backend)})
     )

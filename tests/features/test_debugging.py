@@ -205,7 +205,9 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
 @pytest.mark.long
 def test_debugger_options_are_refused_with_workers(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
-    for flag in ("--pdb", "--trace"):
-        run = suite.run(flag, "-n", "1")
-        assert run.ret == pytest.ExitCode.USAGE_ERROR
-        assert flag in run.text + run.errors
+    run = suite.run("--pdb", "-n", "1")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--pdb" in run.text + run.errors
+    run = suite.run("--trace", "-n", "1", "-k", "short")
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert "--trace has no terminal where xdist distributes the tests" in run.text

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import random
 import threading
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import DeviceNeed, Share
-from pytest_accel.core.record_events import pass_to
+from pytest_accel.core.record_events import Recorder, pass_to
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
 from pytest_accel.leases.demand import Holder, WorldDemand
@@ -41,6 +42,7 @@ SETTINGS = Settings(accel="sim:4,shared")
 NO_PIDS = tuple(range(2**30, 2**30 + 30))
 """Process ids that no process has."""
 CPU = WorldKey("cpu", None, 2, grouped=True)
+NO_RECORD = pass_to()
 
 
 def key(devices: int, *, share: float | None = None, fresh: bool = False) -> WorldKey:
@@ -83,7 +85,7 @@ STARTERS: dict[str, SimulatedRanks] = {}
 def simulated(spec: SessionSpec, reports: StarterReports) -> SimulatedRanks:
     """Return the starter of a session on this machine."""
     leases = Leases(machine_for(SETTINGS), 2, reports.wanted, waits_for_busy=False)
-    starter = SimulatedRanks(spec, leases, lambda spec, end: pytest.fail("no server"), reports)
+    starter = SimulatedRanks(spec, leases, lambda spec: pytest.fail("no server"), reports)
     STARTERS[spec.directory] = starter
     return starter
 
@@ -103,16 +105,16 @@ class SimulatedSession:
     last: int = 0
 
     @classmethod
-    def start(cls, folder: Path) -> SimulatedSession:
+    def start(cls, folder: Path, record: Recorder = NO_RECORD) -> SimulatedSession:
         folder.mkdir()
         spec = SessionSpec((), str(folder), (), str(folder), str(folder / "tmp"), (), (), (), (), (), distributed=False)
         pool = Pool(
             machine_for(SETTINGS),
             spec,
             2,
-            record=pass_to(),
+            record=record,
             show=print,
-            here=lambda reports: simulated(spec, reports),
+            starters=lambda reports: (simulated(spec, reports), None),
         )
         return cls(pool)
 
@@ -275,4 +277,25 @@ def test_idle_ranks_end_if_there_are_too_many_of_them(folder: Path, tmp_path: Pa
     session.give_back(large.spec.world)
     left = session.pool.call(lambda: list(session.pool.worlds))
     assert left == [large.spec.world], "the last one stays, however many ranks it has"
+    session.pool.close(gracefully=False)
+
+
+def test_a_retired_world_that_has_ended_is_not_killed_when_its_time_is_over(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "RETIRE_TIMEOUT", 0.02)
+    events: list[str] = []
+
+    def record(event: str, /, **fields: object) -> None:
+        events.append(event)
+
+    session = SimulatedSession.start(tmp_path / "a", record)
+    session.request(CPU)
+    grant = session.receive()
+    assert grant is not None
+    session.give_back(grant.spec.world, retire=True)
+    while "WorldGone" not in events:
+        time.sleep(0.001)
+    time.sleep(0.1)
+    assert events.count("WorldEnding") == 1
     session.pool.close(gracefully=False)

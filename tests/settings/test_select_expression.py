@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.world_key import Needs
-from pytest_accel.settings.select_expression import SelectError, parse
+from pytest_accel.settings.select_expression import ExplainedError, parse
 
 FOUR_RANKS = Needs(True, True, 4, 4, 2, 2, "cuda", 40 * 2**30, ("gloo", "nccl"), 0.5)
 """The needs of ``devices(memory="40GiB", share=0.5)`` with ``distributed(4, nodes=2)``."""
@@ -23,7 +23,7 @@ def _words(draw: st.DrawFn) -> str:
 def test_the_error_of_any_invalid_text_marks_a_place(text: str) -> None:
     try:
         parse(text)(FOUR_RANKS)
-    except SelectError as error:
+    except ExplainedError as error:
         lines = str(error).splitlines()
         assert lines[-2] == f"    {' '.join(text.split())}"
         assert lines[-1].strip() == "^"
@@ -74,7 +74,7 @@ def test_conditions_compare_backends_sizes_kinds_and_numbers(text: str, selects:
     ],
 )
 def test_the_error_of_an_invalid_condition_has_reason_and_place(text: str, why: str, place: int) -> None:
-    with pytest.raises(SelectError) as caught:
+    with pytest.raises(ExplainedError) as caught:
         parse(text)
     message, shown, mark = str(caught.value).splitlines()
     assert message.startswith(why)
@@ -84,7 +84,7 @@ def test_the_error_of_an_invalid_condition_has_reason_and_place(text: str, why: 
 
 @pytest.mark.parametrize("text", ["(" * 300, "not " * 100_000 + "fits", "devices\0 > 2"], ids=["deep", "long", "nul"])
 def test_a_text_that_python_cannot_parse_is_an_error(text: str) -> None:
-    with pytest.raises(SelectError):
+    with pytest.raises(ExplainedError):
         parse(text)
 
 

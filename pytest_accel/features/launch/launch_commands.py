@@ -7,13 +7,15 @@ The flags belong to torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.interpreter import find_program, module_command
+from pytest_accel.core.interpreter import NO_CURRENT_FOLDER
 from pytest_accel.features.launch import rank_program
 from pytest_accel.messages.world_spec import LOOPBACK
 
@@ -40,6 +42,24 @@ Words = tuple[Sequence[str], Mapping[str, str], Sequence[str]]
 """Words before the user's arguments for the launcher; variables; words after them, if the launcher starts no Python."""
 
 
+def find_program(name: str) -> str | None:
+    """Return the path of the program `name`, or None if it is not installed.
+
+    The folder of the running interpreter is searched before PATH: if its virtual environment is not activated, PATH
+    does not include the programs of that environment.
+    """
+    beside = shutil.which(name, path=os.path.dirname(sys.executable)) if sys.executable else None
+    return beside or shutil.which(name)
+
+
+def _python(module: str) -> tuple[str, ...]:
+    """Return the command that runs `module` as ``python -m`` does, but imports no module from the current folder."""
+    if NO_CURRENT_FOLDER:
+        return (sys.executable, *NO_CURRENT_FOLDER, "-m", module)
+    source = f"import runpy, sys; del sys.path[0]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return (sys.executable, "-c", source)
+
+
 def plan(launcher: str, job: Job) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the command line and the environment for `job` under `launcher`, one of `LAUNCHERS`."""
     before, variables, after = LAUNCHERS[launcher](job)
@@ -62,7 +82,7 @@ def missing(launcher: str) -> str | None:
 def _torchrun(job: Job) -> Words:
     """With ``--standalone``, torchrun's agent opens the rendezvous store on a free port."""
     flags = ("--standalone", f"--local-addr={LOOPBACK}", f"--nproc-per-node={job.nproc}")
-    return (*module_command(sys.executable, "torch.distributed.run"), *flags), {}, ()
+    return (*_python("torch.distributed.run"), *flags), {}, ()
 
 
 def _accelerate(job: Job) -> Words:
@@ -73,7 +93,7 @@ def _accelerate(job: Job) -> Words:
     always starts one process; ``ACCELERATE_USE_CPU`` makes ranks use the CPU.
     """
     flags = f"--num_processes {job.nproc} --num_machines 1 --mixed_precision no --dynamo_backend no --gpu_ids all"
-    words = [*module_command(sys.executable, "accelerate.commands.launch"), *flags.split(), "--main_process_port=0"]
+    words = [*_python("accelerate.commands.launch"), *flags.split(), "--main_process_port=0"]
     mode = "--multi_gpu" if job.nproc > 1 else "" if job.devices else "--cpu"
     if mode and {"--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu", mode}.isdisjoint(job.launcher_args):
         words.append(mode)
@@ -90,7 +110,7 @@ def _deepspeed(job: Job) -> Words:
     exist, so that a host file of the machine is ignored. Rank 0 opens the reserved port.
     """
     flags = ("--hostfile", f"{job.folder}/none", "--master_port", str(job.port))
-    words = (*module_command(sys.executable, "deepspeed.launcher.runner"), *flags)
+    words = (*_python("deepspeed.launcher.runner"), *flags)
     if not job.devices:
         slots = ",".join(map(str, range(1000, 1000 + job.nproc)))
         return words, {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": slots, "LOCAL_SIZE": "9999"}, ()

@@ -133,11 +133,9 @@ class _Agent:
             rank = unix_sockets.connect(rank_path(self._directory, target.world, target.rank, "sock"))
             self._end_with(target.pid, rank)
             return rank
-        ours, end = unix_sockets.pair()
         if isinstance(target, StartServer):
-            with end:
-                self._start(target, end)
-            return ours
+            return self._start(target)
+        ours, end = unix_sockets.pair()
         call = Connection(end.detach())
         if isinstance(target, Inspection):
             threads.start(answer, "accel-inspector", call, self._directory, target)
@@ -194,17 +192,18 @@ class _Agent:
 
     # The fork server
 
-    def _start(self, message: StartServer, end: socket.socket) -> None:
-        """Start a fork server whose end of its connection to the driver is `end`."""
+    def _start(self, message: StartServer) -> socket.socket:
+        """Start a fork server, and return the connection to it. Raise OSError if that is impossible."""
         self._server = None
         try:
             use_cores(message.cores)
             self._spec = self._own_spec(message)
-            self._server = spawn_here(self._spec, end)
-        except Exception:
+            self._server, connection = spawn_here(self._spec)
+        except Exception as error:
             self._finish(f"it cannot start a fork server\n{format_exc()}")
-        else:
-            step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
+            raise OSError(str(error)) from error
+        step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
+        return connection
 
     def _own_spec(self, message: StartServer) -> SessionSpec:
         """Return the session's data for a server on this machine, with a new folder."""

@@ -41,8 +41,6 @@ _END_TIMEOUT = 2
 class AgentClient:
     """The driver's client of one agent, and the process of its fork server (`ServerProcess`)."""
 
-    remote = True
-
     def __init__(
         self,
         link: DriverLink,
@@ -111,8 +109,8 @@ class AgentClient:
         if self._token is not None:
             self._token.unlink(missing_ok=True)
 
-    def spawn(self, spec: SessionSpec, end: socket.socket) -> AgentClient:
-        """Have the agent start a fork server, connected to `end`; return this object as the server's process."""
+    def spawn(self, spec: SessionSpec) -> tuple[AgentClient, socket.socket]:
+        """Have the agent start a fork server (`Spawn`); this object is the server's process."""
         path = agent_path(spec.directory, spec.server)
         with suppress(FileNotFoundError):
             os.unlink(path)
@@ -121,10 +119,10 @@ class AgentClient:
         os.makedirs(spec.basetemp, mode=0o700, exist_ok=True)
         self._token = Path(start.token)
         self._token.touch()
-        self._link.open(self._agent, start, end.dup())
+        connection = self._call(start)
         self._log = server_log_path(spec.directory, spec.server)
         self._watch = Connection(self._call(WatchServer()).detach())
-        return self
+        return self, connection
 
     async def lease(self, demand: WorldDemand, need: DeviceNeed, mask: str | None) -> RemoteLease:
         """Wait for a lease, and return it. Raise :class:`PlaceError` if there will be none."""

@@ -34,7 +34,7 @@ from zmq.utils.monitor import recv_monitor_message
 from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.log import step, step_once
+from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent_messages import AgentTarget
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
@@ -220,7 +220,7 @@ class DriverLink(_MachineLink):
     def close(self) -> None:
         """End the connections and the thread. Otherwise they stay open as long as this process."""
         self._post(self.loop.stop)
-        threads.end(self._thread)
+        self._thread.join(threads.END_TIMEOUT)
 
     def _post(self, call: Callable[..., object], *arguments: object) -> bool:
         """Have `call` called in the loop; return False if that has ended. Any thread may call this."""
@@ -400,7 +400,6 @@ def call(
     """
     deadline, refused_since = monotonic() + timeout, None
     errors: dict[str, Exception] = {}
-    seen: set[str] = set()
     while True:
         for address in addresses:
             try:
@@ -408,8 +407,9 @@ def call(
                 step("is connected to %s at %s, port %d", driver, address, port)
                 return link
             except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
+                if str(error) != str(errors.get(address)):
+                    step("cannot connect to %s at %s, port %d: %s", driver, address, port, error)
                 errors[address] = error
-                step_once(seen, "cannot connect to %s at %s, port %d: %s", driver, address, port, error)
         is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
         refused_since = (refused_since or monotonic()) if is_refused else None
         if monotonic() >= min(deadline, math.inf if refused_since is None else refused_since + _REFUSED_TIMEOUT):

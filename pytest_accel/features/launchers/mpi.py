@@ -32,8 +32,8 @@ from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.rendezvous import accept
 from pytest_accel.features.launchers.server_group import ServerGroup
-from pytest_accel.forkserver.server_messages import FirstStep, RankExited, Serve, WorldStarted, file_with
-from pytest_accel.forkserver.server_process import first_step
+from pytest_accel.forkserver import server_process
+from pytest_accel.forkserver.server_messages import FirstStep, RankExited, WorldStarted
 from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import ExitCause, RankExit
@@ -54,7 +54,7 @@ _FIRST_SERVER = 1_000_000
 
 
 class MpiProcess(Struct, frozen=True):
-    """The only message of a process of the job. The answer is a socket, and a file with the `Serve` for its server."""
+    """The only message of a process of the job. The answer is a file with the `Serve` for its server."""
 
     rank: int
     pid: int
@@ -123,7 +123,7 @@ class MpiJob:
 
     def _start(self) -> subprocess.Popen[bytes]:
         words, variables = mpirun(self.world.ranks, self._spec.directory)
-        first = first_step(structs.replace(self._spec, server=self.world.servers[0]))
+        first = server_process.first_step(structs.replace(self._spec, server=self.world.servers[0]))
         source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r}, {tuple(first)!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
@@ -152,7 +152,7 @@ class MpiJob:
         try:
             await self._gather(calls)
             if len(calls) == self.world.ranks and not self.over.is_set():
-                spawns = {number: partial(_hand_over, *calls[rank]) for rank, number in enumerate(self.world.servers)}
+                spawns = {number: partial(_spawn, *calls[rank]) for rank, number in enumerate(self.world.servers)}
                 self._servers.run(spawns)
                 self._servers.start(self.world, lambda: self._taken.descriptors)
                 await self.over.wait()
@@ -209,7 +209,6 @@ class _MpiServer:
     pid: int
     loss = None
     """Always None, since the process is on this machine."""
-    remote = False
 
     def kill(self) -> None:
         kill_tree(self.pid)
@@ -220,12 +219,12 @@ class _MpiServer:
         return True
 
 
-def _hand_over(call: Connection, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
-    """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
-    # If the process has ended, the pool notices that its connection is closed.
-    with contextlib.suppress(OSError), file_with(Serve(spec, os.getpid()), spec.directory) as given:
-        unix_sockets.send_descriptors(call, [end.fileno(), given.fileno()])
-    return _MpiServer(pid)
+def _spawn(call: Connection, pid: int, spec: SessionSpec) -> tuple[_MpiServer, socket.socket]:
+    """Have a process of the job serve `spec` as a fork server (`Spawn`). The caller closes `call`."""
+    connection = socket.socket(fileno=os.dup(call.fileno()))
+    with contextlib.suppress(OSError):  # If the process has ended, the pool notices that its connection is closed.
+        server_process.serve(connection, spec)
+    return _MpiServer(pid), connection
 
 
 def serve(path: str, step_one: Sequence[Any]) -> None:

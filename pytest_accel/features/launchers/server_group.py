@@ -65,7 +65,7 @@ class ServerGroup:
         spec = starting.spec
         # The locks of another machine are not passed to its ranks.
         here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
-        self._servers[server].start(spec, starting.descriptors() if here else (), port)
+        self._servers[server].start(spec, starting.descriptors() if here else None, port)
 
     def kill(self, spec: WorldSpec) -> None:
         """Kill the ranks of a world; report as killed the ranks that no server was asked to start."""

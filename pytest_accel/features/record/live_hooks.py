@@ -22,10 +22,9 @@ import pytest
 from pytest_accel.compat.pytest_shims import is_subtest, terminal_file
 from pytest_accel.compat.xdist_shims import worker_of_starting_test
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import Folders, folders_of, raised_in_suite
+from pytest_accel.core.frames import Folders, folders_of
 from pytest_accel.core.threads import END_TIMEOUT
 from pytest_accel.core.units import count_text
-from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.pool.pool import Pool, waiting_text
 from pytest_accel.pool.worlds import WorldState
 from pytest_accel.verdict.sentences import progress_parts
@@ -46,14 +45,9 @@ def register(session: AccelSession) -> None:
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
-        try:
-            with suppress(AttributeError, OSError):
-                descriptor = dup(terminal_file(session.config)[0].fileno())
-                plugins.register(LiveHooks(session, descriptor), _PLUGIN)
-        except Exception as error:
-            # A conftest may have replaced a function of the standard library by a function that raises.
-            if raised_in_suite(error) is None:
-                raise
+        # A conftest may have replaced a function of the standard library by a function that raises.
+        with suppress(Exception):
+            plugins.register(LiveHooks(session, dup(terminal_file(session.config)[0].fileno())), _PLUGIN)
 
 
 class LiveHooks:
@@ -194,7 +188,7 @@ def _progress(pool: Pool, number: int, folders: Folders) -> list[str]:
     world = pool.call(pool.worlds.get, number)
     if world is None or world.state is not WorldState.IN_USE:
         return []
-    records = WorldInspector(pool.directory, world.spec).records(pool.call(lambda: world.alive))
+    records = world.inspector.records(pool.call(lambda: world.alive))
     places = {rank: record.place for rank, record in records.items() if record.place and not record.finished}
     finished = [rank for rank, record in records.items() if record.finished]
     return progress_parts(places, finished, records, folders)

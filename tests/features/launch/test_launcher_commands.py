@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.features.launch.launch_commands import Job, plan
+from pytest_accel.features.launch.launch_commands import Job, find_program, plan
 
 GPUS = tuple(Device("cuda", f"GPU-{index}{index}", index, "H200") for index in (3, 1))
 MASK = {"CUDA_VISIBLE_DEVICES": "GPU-33,GPU-11"}
@@ -40,3 +42,18 @@ def test_deepspeed_refuses_what_integers_cannot_select() -> None:
 def test_a_mode_in_the_arguments_of_accelerate_replaces_the_default() -> None:
     assert "--multi_gpu" in plan("accelerate", ON_GPUS)[0]
     assert "--multi_gpu" not in plan("accelerate", ON_GPUS._replace(launcher_args=("--use_fsdp",)))[0]
+
+
+def test_programs_beside_the_interpreter_come_before_those_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("venv/python", "venv/tool", "path/tool", "path/other"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert find_program("tool") == str(tmp_path / "venv" / "tool")
+    assert find_program("other") == str(tmp_path / "path" / "other")
+    assert find_program("absent") is None

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from msgspec import structs
 
-from pytest_accel.core import launcher_env
 from pytest_accel.core.interpreter import hold_port
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
+from pytest_accel.core.stash_keys import is_xdist_worker
 from pytest_accel.features.launchers import machine_link, rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.launched_session import find_difference
@@ -358,6 +358,6 @@ def test_a_process_that_a_test_starts_in_a_rank_is_no_xdist_worker(monkeypatch: 
     given = {"workerid": "gw3", "workercount": 4, "testrunuid": "outer"}
     for name, value in worker_environment(given).items():
         monkeypatch.setenv(name, str(value))
-    assert not launcher_env.is_xdist_worker()
+    assert not is_xdist_worker()
     monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "inner")  # A worker of a session inside the rank.
-    assert launcher_env.is_xdist_worker()
+    assert is_xdist_worker()
