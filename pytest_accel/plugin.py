@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
 
+_MOST_WORKERS = 64
+"""Maximum number of workers that ``-n auto`` starts for the devices of a cluster: each is a process of this machine."""
+
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
@@ -97,28 +100,45 @@ def _start_log(early_config: pytest.Config, path: str | None) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return no worker for ``-n auto`` in a rank."""
-    return 0 if is_rank(config) else None
+    """Return the number of the cluster's devices as the number of workers for ``-n auto``. A rank has no workers.
+
+    xdist calls this before the plugins are configured.
+    """
+    if is_rank(config):
+        return 0
+    session = _session(config)
+    if session.settings.cluster is None or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return min(len(session.machine.session.devices), _MOST_WORKERS) or None
+
+
+def _session(config: pytest.Config) -> AccelSession:
+    """Return the session of `config`; make it if there is none yet."""
+    session: AccelSession | None = config.stash.get(SESSION, None)
+    if session is None:
+        session = config.stash[SESSION] = AccelSession(config, options.settings(config))
+        # No-op after a clean shutdown. A usage error may end the session before it is configured.
+        config.add_cleanup(partial(session.close, gracefully=False))
+    return session
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    session = None if is_rank(config) else AccelSession(config, options.settings(config))
-    owner = None if session is None else session.settings.marks
+    in_rank = is_rank(config)
+    owner = None if in_rank else _session(config).settings.marks
     owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), owner)
     adopts = config.getini(options.RULES) or config.getini(options.ADOPT)
     for line in MARKER_LINES:
         # Rules need the marks also where the project has its own.
         if adopts or not any(line.startswith(f"{name}(") for name in owners.of_project):
             config.addinivalue_line("markers", line)
-    if session is not None:
-        config.stash[SESSION] = session
-        config.add_cleanup(partial(session.close, gracefully=False))  # No-op after a clean shutdown.
-        config.pluginmanager.register(CollectionHooks(session), "accel-collection")
+    if not in_rank:
+        config.pluginmanager.register(CollectionHooks(_session(config)), "accel-collection")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")  # After the hooks that divide what it records.
-    if session is None:
+    if in_rank:
         features.register(config, "configure_rank")
         config.hook.pytest_accel_configure_rank(config=config)
         return
+    session = _session(config)
     config.pluginmanager.register(UnmarkedTestHooks(session), "accel-unmarked-tests")
     if not session.is_worker:
         from pytest_accel import report

@@ -181,12 +181,13 @@ def test_worlds_span_nodes_and_two_sessions_never_share_a_device(
             pass
         """,
     )
-    other, session = (start(suite, machines, "-n", workers) for workers in ("2", "4"))
+    other, session = (start(suite, machines, "-n", workers) for workers in ("2", "auto"))
     for result in (other.finish(), session.finish()):
         outcomes = result.outcomes()
         assert outcomes.pop("test_too_many_nodes") == "SKIPPED"
         assert set(outcomes.values()) == {"PASSED"}, result.text
         assert len(outcomes) == 11
+    assert "created: 4/4 workers" in result.text
     assert "4 devices: " in run(suite, machines, "-n", "2", "--accel-plan").text
     expect_free_nodes(surroundings)
 
