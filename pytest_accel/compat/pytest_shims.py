@@ -328,16 +328,13 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
     only the last has a hook that runs before the debugger's first output. When a debugger stops again at a breakpoint
     of its own, `may` is called again, because pytest has resumed capturing in the meantime.
     """
-    from unittest.mock import Mock
-
     from _pytest.debugging import pytestPDB
 
     original: Any = pytestPDB._init_pdb
 
     def init(method: str, *args: Any, **kwargs: Any) -> Any:
         if not may(method):
-            # The methods that pytest calls have no effect, but it runs the test of ``--trace`` by the debugger.
-            return Mock(quitting=False, runcall=lambda function: function())
+            return _NoDebugger()
         debugger = original(method, *args, **kwargs)
         setup = debugger.setup
 
@@ -350,6 +347,24 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
         return debugger
 
     pytestPDB._init_pdb = init  # type: ignore[method-assign]
+
+
+class _NoDebugger:
+    """Implements the methods that pytest calls on a debugger, without effect."""
+
+    quitting = False
+
+    def set_trace(self, frame: object) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def interaction(self, frame: object, traceback: object) -> None:
+        pass
+
+    def runcall(self, function: Callable[[], object]) -> object:
+        return function()
 
 
 def junit_log(config: pytest.Config) -> Any:
