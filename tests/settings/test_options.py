@@ -110,13 +110,11 @@ BAD = [
         for text in ("license", "license: 0", "license: 513", "cores: 1000000", "License: 1", "a: 1, a: 2", "cuda: 1")
     ),
     *(("accel_resources", text, RESOURCES) for text in ("auto: 1", "license: auto", "memory: 1MiB", "memory: 4", ",")),
-]
-EMPTY = [
-    ("accel", ACCEL),
-    ("accel_ids", IDS),
-    ("accel_order", ORDER),
-    ("accel_require", REQUIRE),
-    ("accel_busy", "ignore, skip or wait"),
+    ("accel", "", ACCEL),
+    ("accel_ids", "", IDS),
+    ("accel_order", "", ORDER),
+    ("accel_require", "", REQUIRE),
+    ("accel_busy", "", "ignore, skip or wait"),
 ]
 
 
@@ -202,12 +200,12 @@ def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file
 def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for option, text, allowed in [*BAD, *((option, "", allowed) for option, allowed in EMPTY)]:
+    for option, text, allowed in BAD:
         if option not in WITHOUT_FLAG and (option, "bool") not in [(name, "bool") for name, _ in SWITCHES]:
             lines = usage_error(pytester, f"{flag(option)}={text}").splitlines()
             error = f"error: argument {flag(option)}: must be {allowed}, got {text!r}"
             assert any(line.endswith(error) for line in lines), lines
-        if text:
+        if text:  # An empty variable is unset.
             with monkeypatch.context() as patched:
                 patched.setenv(variable := environment_variable(option), text)
                 assert usage_error(pytester) == f"environment variable {variable}: must be {allowed}, got {text!r}"
@@ -220,27 +218,8 @@ def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
             (pytester.path / "tox.ini").unlink()
 
 
-@pytest.fixture
-def probe_options(pytester: pytest.Pytester) -> tuple[str, ...]:
-    """Provide arguments that load a plugin like `Probe` into a run."""
-    pytester.makepyfile(
-        accel_probe="""
-        from pytest_accel.settings.options import add_options, settings
-
-        def pytest_addoption(parser):
-            add_options(parser)
-
-        def pytest_configure(config):
-            settings(config)
-        """,
-        test_it="def test_it(): pass",
-    )
-    pytester.syspathinsert()
-    return ("-p", "accel_probe")
-
-
-def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
-    shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
+def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester) -> None:
+    shown = pytester.runpytest_inprocess("--help", plugins=[Probe()]).stdout.str()
     assert re.findall(r"^accelerators and ranks: (.*):$", shown, re.MULTILINE) == [
         "what runs on what",
         "reports and debugging",
