@@ -156,51 +156,36 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
     file = suite.write("test_outcomes.py", _OUTCOMES)
     run = suite.run("-rA", CAUSES, "--durations=3", "--durations-min=0", "-o", "junit_family=xunit1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    words = {name.partition("::test_")[2]: " ".join(found) for name, found in run.results.items()}
-    assert words == {
-        "passes": "PASSED",
-        "introspection": "FAILED",
-        "alike": "FAILED",
-        "output": "FAILED",
-        "strange_exception": "FAILED",
-        "setup_error": "ERROR",
-        "two_errors": "FAILED ERROR",
-        "xfail": "XFAIL",
-        "xfail_on_one_rank": "XFAIL",
-        "xpass": "XPASS",
-        "strict_xpass": "FAILED",
-        "xfail_raises": "XFAIL",
-        "xfail_raises_other": "FAILED",
-        "xfail_not_run": "XFAIL",
-        "xfail_setup": "XFAIL",
-        "xfail_one_dies": "XFAIL",
-        "dynamic_xfail": "XFAIL",
-        "dynamic_xfail_raises": "FAILED",
-        "dynamic_strict_xpass": "FAILED",
-        "skip": "SKIPPED",
-        "fail_without_trace": "FAILED",
-        "after_all": "PASSED",
+    expected = {
+        "test_passes": "PASSED",
+        "test_introspection": "FAILED failed: AssertionError; rank 1",
+        "test_alike": "FAILED failed: ValueError; ranks 0-1",
+        "test_output": "FAILED failed: AssertionError; ranks 0-1",
+        "test_strange_exception": "FAILED failed: Strange; ranks 0-1",
+        "test_setup_error": "ERROR failed: RuntimeError; rank 1",
+        "test_two_errors": "FAILED ERROR",
+        "test_xfail": "XFAIL failed: AssertionError; ranks 0-1",
+        "test_xfail_on_one_rank": "XFAIL failed: AssertionError; rank 1",
+        "test_xpass": "XPASS",
+        "test_strict_xpass": "FAILED",
+        "test_xfail_raises": "XFAIL failed: KeyError; ranks 0-1",
+        "test_xfail_raises_other": "FAILED failed: ValueError; ranks 0-1",
+        "test_xfail_not_run": "XFAIL",
+        "test_xfail_setup": "XFAIL failed: RuntimeError; rank 1",
+        "test_xfail_one_dies": "XFAIL died: status 0; rank 1",
+        "test_dynamic_xfail": "XFAIL",
+        "test_dynamic_xfail_raises": "FAILED failed: ValueError; ranks 0-1",
+        "test_dynamic_strict_xpass": "FAILED failed; ranks 0-1",
+        "test_skip": "SKIPPED",
+        "test_fail_without_trace": "FAILED failed: Failed; ranks 0-1",
+        "test_after_all": "PASSED",
     }
-    assert not (suite.path / "harm").exists()
-    causes = {name.removeprefix("test_"): cause for name, cause in run.causes.items()}
+    run.expect(expected)
     # The ranks of the first failure have different texts.
-    assert re.fullmatch("failed: AssertionError; rank [01], failed: RuntimeError; rank 0", causes.pop("two_errors"))
-    assert causes == {
-        "introspection": "failed: AssertionError; rank 1",
-        "alike": "failed: ValueError; ranks 0-1",
-        "output": "failed: AssertionError; ranks 0-1",
-        "strange_exception": "failed: Strange; ranks 0-1",
-        "setup_error": "failed: RuntimeError; rank 1",
-        "xfail": "failed: AssertionError; ranks 0-1",
-        "xfail_on_one_rank": "failed: AssertionError; rank 1",
-        "xfail_raises": "failed: KeyError; ranks 0-1",
-        "xfail_raises_other": "failed: ValueError; ranks 0-1",
-        "xfail_setup": "failed: RuntimeError; rank 1",
-        "xfail_one_dies": "died: status 0; rank 1",
-        "dynamic_xfail_raises": "failed: ValueError; ranks 0-1",
-        "dynamic_strict_xpass": "failed; ranks 0-1",
-        "fail_without_trace": "failed: Failed; ranks 0-1",
-    }
+    two = "failed: AssertionError; rank [01], failed: RuntimeError; rank 0"
+    assert re.fullmatch(two, run.causes["test_two_errors"])
+    assert run.causes.keys() - {"test_two_errors"} == {test for test, text in expected.items() if not text.isupper()}
+    assert not (suite.path / "harm").exists()
 
     shown = run.failure("test_introspection")
     assert "E       AssertionError: assert {'left': [1, ...], 'right': 1} == {'left': [1, ...], 'right': 0}" in shown
@@ -240,9 +225,7 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
 
     cases = xml.etree.ElementTree.parse(suite.path / "causes.xml").findall(".//testcase")
     # As in any session, the junit file has one case for a failure in the call and one for an error in the teardown.
-    assert sorted(case.attrib["name"] for case in cases) == sorted(
-        [*(f"test_{name}" for name in words), "test_two_errors"]
-    )
+    assert sorted(case.attrib["name"] for case in cases) == sorted([*expected, "test_two_errors"])
     by_name = {case.attrib["name"]: case for case in cases}
     properties = {entry.attrib["name"]: entry.attrib["value"] for entry in by_name["test_passes"].iter("property")}
     assert float(properties.pop("accel_wait")) >= 0
