@@ -59,26 +59,3 @@ def test_all_is_the_largest_number_that_can_run(
     key = found.key
     assert found.missing is None
     assert (key.ranks if key.grouped or key.need is None else key.need.count) == number
-
-
-@pytest.mark.parametrize(
-    ("decorators", "of", "text"),
-    [
-        ((devices("all"),), resources(None), "needs 1 device; there is no accelerator in this session"),
-        ((distributed("all", at_least=9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
-        (
-            (distributed("all", at_least=7),),
-            resources(None),
-            "needs at least 7 ranks, each with a CPU core; there are 6",
-        ),
-        (
-            (distributed("all", at_least=5, kind="cpu"),),
-            resources(layout=TWO_NODES),
-            "needs 5 ranks; torchrun has started 4",
-        ),
-    ],
-)
-def test_a_test_for_all_is_skipped_if_there_is_nothing_or_too_little(
-    decorators: tuple[pytest.MarkDecorator, ...], of: Resources, text: str
-) -> None:
-    assert plan(*decorators, of=of).missing == text

@@ -192,6 +192,18 @@ def test_hypothetical_devices_match_every_filter() -> None:
             "needs 2 sim devices; there is 1: pretended (on one)",
         ),
         ((distributed(4, kind="cpu"),), resources(layout=TWO_NODES), None),
+        ((devices("all"),), resources(None), "needs 1 device; there is no accelerator in this session"),
+        ((distributed("all", at_least=9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
+        (
+            (distributed("all", at_least=7),),
+            resources(None),
+            "needs at least 7 ranks, each with a CPU core; there are 6",
+        ),
+        (
+            (distributed("all", at_least=5, kind="cpu"),),
+            resources(layout=TWO_NODES),
+            "needs 5 ranks; torchrun has started 4",
+        ),
     ],
 )
 def test_the_plan_has_the_reason_why_a_test_cannot_run(

@@ -12,7 +12,9 @@ GIB = 1024**3
 A100 = Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=80 * GIB, capability=(8, 0))
 T4 = Device("cuda", "GPU-2", 1, "NVIDIA T4", memory=15 * GIB, capability=(7, 5))
 UNKNOWN = Device("cuda", "GPU-3", 2, "NVIDIA GPU")
+EXCLUSIVE = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process=True)
 SLICES = tuple(Device("cuda", f"MIG-{n}", 0, "MIG 1g", memory=10 * GIB, parent="GPU-9") for n in range(2))
+HALF, GIBS = Share(fraction=0.5), Share(bytes=10 * GIB)
 
 
 def _inventory(*devices: Device, hidden: int = 0) -> Inventory:
@@ -95,48 +97,33 @@ def test_a_slice_serves_a_need_of_one_device_only() -> None:
             _inventory(T4, hidden=1),
             "needs 1 sim device; there is none: --accel sim:N makes some",
         ),
+        (DeviceNeed(4, share=HALF, sets=2), _inventory(T4, A100), None),
+        (DeviceNeed(9, share=GIBS, sets=9), _inventory(T4, A100), None),
+        (
+            DeviceNeed(2, share=HALF),
+            _inventory(T4),
+            "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA T4 (15 GiB)",
+        ),
+        (
+            DeviceNeed(10, share=GIBS, sets=10),
+            _inventory(T4, A100),
+            "needs 10 GiB of each of 10 cuda devices; there are 2: NVIDIA T4 (15 GiB), NVIDIA A100 (80 GiB)",
+        ),
+        (
+            DeviceNeed(1, share=Share(bytes=20 * GIB)),
+            _inventory(T4, UNKNOWN),
+            "needs 20 GiB of 1 cuda device; there are 2: NVIDIA T4 (15 GiB), NVIDIA GPU, none with so much memory",
+        ),
+        (DeviceNeed(1, share=HALF), _inventory(EXCLUSIVE), None),
+        (DeviceNeed(1, share=Share(bytes=20 * GIB)), _inventory(EXCLUSIVE), None),
+        (
+            DeviceNeed(2, share=HALF, sets=2),
+            _inventory(EXCLUSIVE),
+            "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA L4 (24 GiB)",
+        ),
     ],
 )
 def test_a_shortfall_names_the_need_the_devices_and_the_reason(
     need: DeviceNeed, inventory: Inventory, text: str | None
 ) -> None:
     assert shortfall(need, inventory) == text
-
-
-HALF, GIBS = Share(fraction=0.5), Share(bytes=10 * GIB)
-EXCLUSIVE = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process=True)
-
-
-@pytest.mark.parametrize(
-    ("need", "devices", "text"),
-    [
-        (DeviceNeed(4, share=HALF, sets=2), (T4, A100), None),
-        (DeviceNeed(9, share=GIBS, sets=9), (T4, A100), None),
-        (
-            DeviceNeed(2, share=HALF),
-            (T4,),
-            "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA T4 (15 GiB)",
-        ),
-        (
-            DeviceNeed(10, share=GIBS, sets=10),
-            (T4, A100),
-            "needs 10 GiB of each of 10 cuda devices; there are 2: NVIDIA T4 (15 GiB), NVIDIA A100 (80 GiB)",
-        ),
-        (
-            DeviceNeed(1, share=Share(bytes=20 * GIB)),
-            (T4, UNKNOWN),
-            "needs 20 GiB of 1 cuda device; there are 2: NVIDIA T4 (15 GiB), NVIDIA GPU, none with so much memory",
-        ),
-        (DeviceNeed(1, share=HALF), (EXCLUSIVE,), None),
-        (DeviceNeed(1, share=Share(bytes=20 * GIB)), (EXCLUSIVE,), None),
-        (
-            DeviceNeed(2, share=HALF, sets=2),
-            (EXCLUSIVE,),
-            "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA L4 (24 GiB)",
-        ),
-    ],
-)
-def test_a_need_of_shares_has_a_shortfall_if_they_do_not_fit(
-    need: DeviceNeed, devices: tuple[Device, ...], text: str | None
-) -> None:
-    assert shortfall(need, _inventory(*devices)) == text
