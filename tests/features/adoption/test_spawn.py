@@ -591,59 +591,6 @@ def test_without_a_server_multiprocessing_starts_the_processes(suite: Background
     assert "no_such_module cannot be imported" in run.text
 
 
-CLASSES = """
-    import os
-
-    import torch
-    import torch.distributed as dist
-    from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiThreadedTestCase
-
-
-    def devices():
-        return len(os.environ["SIM_VISIBLE_DEVICES"].split(","))
-
-
-    class TestContinuous(MultiProcContinuousTest):
-        world_size = 2
-
-        @classmethod
-        def backend_str(cls):
-            return "gloo"
-
-        @classmethod
-        def device_type(cls):
-            return "cpu"
-
-        def test_1_sum(self):
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            assert total.item() == 2 and devices() == 2
-
-        def test_2_fails(self):
-            assert self.rank == 0
-
-
-    class TestThreads(MultiThreadedTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_threads()
-
-        def test_3_leased(self):
-            assert devices() == 2
-"""
-
-
-def test_torch_starts_the_processes_of_a_class_with_a_mark_for_devices(suite: BackgroundSuite) -> None:
-    """Its processes are spawned once for the class, and share its devices."""
-    pytest.importorskip("expecttest")  # torch.testing._internal imports it.
-    rules = "accel_rules =\n    test_classes.py: devices(2)\n"
-    suite.write("pytest.ini", INI.replace("= spawn", "= torch spawn").replace("error", "error\n    ignore") + rules)
-    suite.write("test_classes.py", CLASSES)
-    suite.run().expect({"test_1_sum": "PASSED", "test_2_fails": "FAILED", "test_3_leased": "PASSED"})
-
-
 def test_coverage_measures_spawned_processes(suite: BackgroundSuite) -> None:
     coverage = pytest.importorskip("coverage")
     suite.write("pytest.ini", INI)

@@ -72,6 +72,33 @@ class Processes(MultiProcessTestCase):
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
+
+class Continuous(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    @classmethod
+    def device_type(cls):
+        return "cpu"
+
+    @classmethod
+    def opts(cls):
+        assert cls.timeout.total_seconds() == 120
+        return None
+
+
+class Threads(MultiThreadedTestCase):
+    @property
+    def world_size(self):
+        return 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
 """
 PROCESSES = """
 class TestProcesses(Processes):
@@ -115,23 +142,6 @@ class TestProcessesWithoutClass(FailingSetUpClass, Processes):
         pass
 """
 CONTINUOUS = """
-class Continuous(MultiProcContinuousTest):
-    world_size = 2
-
-    @classmethod
-    def backend_str(cls):
-        return "gloo"
-
-    @classmethod
-    def device_type(cls):
-        return "cpu"
-
-    @classmethod
-    def opts(cls):
-        assert cls.timeout.total_seconds() == 120
-        return None
-
-
 class TestContinuous(Continuous):
     @classmethod
     def setUpClass(cls):
@@ -247,16 +257,6 @@ class TestContinuousWithoutClass(FailingSetUpClass, Continuous):
         pass
 """
 THREADS = """
-class Threads(MultiThreadedTestCase):
-    @property
-    def world_size(self):
-        return 4
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_threads()
-
-
 class TestThreads(Threads):
     def test_threads_pass(self):
         total = functional.all_reduce(torch.ones(1), "sum", list(range(4)))
@@ -499,6 +499,25 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Processes):
 
     test_references = test_references_once_more = refer
 """
+LEASED = """
+def devices():
+    return len(os.environ["SIM_VISIBLE_DEVICES"].split(","))
+
+
+class TestLeased(Continuous):
+    def test_1_sum(self):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2 and devices() == 2
+
+    def test_2_fails(self):
+        assert self.rank == 0
+
+
+class TestLeasedThreads(Threads):
+    def test_3_leased(self):
+        assert devices() == 2
+"""
 EXPECTED = {
     "test_processes_pass": "PASSED",
     "test_processes_fail": "FAILED",
@@ -596,6 +615,15 @@ def test_torch_gives_these_verdicts(suite: BackgroundSuite, file: str, selected:
     outcomes = session.finish().outcomes()
     expected = EXPECTED | {test: torch for test, (torch, _) in DIFFERENT.items()}
     assert outcomes == {test: expected[test] for test in outcomes}
+
+
+def test_torch_starts_the_processes_of_a_class_with_a_mark_for_devices(suite: BackgroundSuite) -> None:
+    """With `spawn`, too, its processes are started once for the class, and share its devices."""
+    write_classes(suite, leased=LEASED)
+    suite.write(
+        "pytest.ini", INI.replace("= torch\n", "= torch spawn\n") + "accel_rules = test_leased.py: devices(2)\n"
+    )
+    suite.run().expect({"test_1_sum": "PASSED", "test_2_fails": "FAILED", "test_3_leased": "PASSED"})
 
 
 @pytest.mark.long
