@@ -137,12 +137,6 @@ def test_no_two_sessions_wait_for_each_others_wishes(make: Make) -> None:
 # Lock files, and what has their names
 
 
-def plant(folder: Path, content: bytes) -> None:
-    path = lock_path(folder, "GPU-1")
-    path.write_bytes(content)
-    path.chmod(0o666)
-
-
 def content(**changes: str) -> bytes:
     """Return the content of a lock file with `changes`, which need not be JSON."""
     fields = {"pid": "7", "user": '"u"', "test": '"t"', "since": "5.0"} | changes
@@ -153,10 +147,11 @@ def test_invalid_content_of_a_lock_file_is_ignored(folder: Path, make: Make) -> 
     changes = [{"pid": "-5"}, {"pid": "0"}, {"pid": "1e400"}, {"pid": "1" + "0" * 400}]
     changes += [{"since": "Infinity"}, {"since": "NaN"}, {"since": "1" + "0" * 400}, {"test": "7"}]
     invalid = [b"", b"garbage\xff", b"[]", b'{"pid": 1}', b"[" * 9999, *(content(**one) for one in changes)]
-    one, two = make(), make()
+    one, two, path = make(), make(), lock_path(folder, "GPU-1")
     assert decode(content()) == Holder(7, "u", "t", 5.0)
     for line in invalid:
-        plant(folder, line)
+        path.write_bytes(line)
+        path.chmod(0o666)
         assert one.lock("GPU-1")
         assert str(who_holds(folder, "GPU-1")) == "an unknown session", line
         assert not two.lock("GPU-1")
@@ -198,16 +193,12 @@ def _socket(path: Path) -> None:
         os.rename(f"{short}/socket", path)
 
 
-def _closed_file(path: Path) -> None:
-    path.touch(0o644)
-
-
 OTHER_ENTRIES: dict[str, Callable[[Path], object]] = {
     "lrwxrwxrwx": lambda path: path.symlink_to(path.with_name("precious")),
     "drwxr-xr-x": Path.mkdir,
     "srwxr-xr-x": _socket,
     "prw-r--r--": os.mkfifo,
-    "-rw-r--r--": _closed_file,
+    "-rw-r--r--": lambda path: path.touch(0o644),
 }
 
 
