@@ -146,6 +146,13 @@ class SimulatedSession:
         self.worlds[answer.spec.world] = answer
         return answer
 
+    def take(self, wanted: WorldKey) -> WorldGrant:
+        """Request a world, and return it."""
+        self.request(wanted)
+        grant = self.receive()
+        assert grant is not None
+        return grant
+
     def give_back(self, number: int, kill_reason: str | None = None, *, retire: bool = False) -> None:
         self.wanted.discard(number)
         del self.worlds[number]
@@ -239,9 +246,7 @@ def test_no_device_is_given_twice_and_nobody_starves_whatever_drivers_do(
 
 def test_a_returned_world_goes_to_the_next_request_with_the_same_key(folder: Path, tmp_path: Path) -> None:
     session = SimulatedSession.start(tmp_path / "a")
-    session.request(key(4))
-    first = session.receive()
-    assert first is not None
+    first = session.take(key(4))
     assert not first.warm
     session.request(key(4))
     session.request(key(2))
@@ -262,18 +267,11 @@ def test_idle_ranks_end_if_there_are_too_many_of_them(folder: Path, tmp_path: Pa
     grants = []
     for _ in range(2):
         for kind in ("one", "other"):
-            session.request(WorldKey("cpu", None, 2, grouped=True, env=((kind, ""),)))
-            grants.append(session.receive())
-            assert grants[-1] is not None
+            grants.append(session.take(WorldKey("cpu", None, 2, grouped=True, env=((kind, ""),))))
             session.give_back(grants[-1].spec.world)
-    one, other, again, _ = grants
-    assert one is not None
-    assert other is not None
-    assert again is not None
+    one, _, again, _ = grants
     assert (again.spec.world, again.warm) == (one.spec.world, True)
-    session.request(WorldKey("cpu", None, 30, grouped=True))
-    large = session.receive()
-    assert large is not None
+    large = session.take(WorldKey("cpu", None, 30, grouped=True))
     session.give_back(large.spec.world)
     left = session.pool.call(lambda: list(session.pool.worlds))
     assert left == [large.spec.world], "the last one stays, however many ranks it has"
@@ -290,10 +288,7 @@ def test_a_retired_world_that_has_ended_is_not_killed_when_its_time_is_over(
         events.append(event)
 
     session = SimulatedSession.start(tmp_path / "a", record)
-    session.request(CPU)
-    grant = session.receive()
-    assert grant is not None
-    session.give_back(grant.spec.world, retire=True)
+    session.give_back(session.take(CPU).spec.world, retire=True)
     while "WorldGone" not in events:
         time.sleep(0.001)
     time.sleep(0.1)
