@@ -180,9 +180,8 @@ def test_large_values_are_gathered_and_neither_they_nor_those_of_other_users_rea
     names += ["test_forgotten", "test_after_refused", "test_not_noticed", "test_after_not_noticed"]
     assert {name: run.result(name) for name in names} == dict.fromkeys(names, "PASSED")
     assert run.result("test_refused") == "FAILED"
-    assert "torch's store ends the connection of a rank that sends a value of more than 8 MiB" in run.failure(
-        "test_refused"
-    )
+    text = "torch's store ends the connection of a rank that sends a value of more than 8 MiB"
+    assert text in run.failure("test_refused")
     if os.geteuid() == 0:
         _check_attacks(suite, run)
 

@@ -68,7 +68,6 @@ _OTHERS = """
             os._exit(7)
         for _ in range(rank + 1):
             reduce_alone(group)
-
     """
 _WRONG = {
     ("exit", "other"): "FAILED died: status 8; rank 1",

@@ -94,8 +94,6 @@ _TESTS = """
     @distributed(2)
     def test_after_errors(rank):
         dist.all_reduce(one())
-
-
     """
 
 
@@ -162,8 +160,6 @@ _ISSUED_BY_TORCH = """
         assert compiled(ONE).tolist() == [4, 4]
         with pytest.raises(OSError):
             compiled(ONE)
-
-
     """
 
 
@@ -190,10 +186,8 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
             "test_after_errors": "PASSED",
         }
     )
-    failure = run.failure("test_kill_that_does_not_come")
-    head = "the test passed; planned faults have not come in the test's own thread: "
-    text = f"{head}rank 1: kill before call 3 of all_reduce (called 2 times); announced: rank 1 is"
-    assert failure.startswith(text), "the plan is the reason, and comes first"
+    text = "rank 1: kill before call 3 of all_reduce (called 2 times)"
+    assert text in run.failure("test_kill_that_does_not_come")
     text = "rank 0: delay before reduce (never called), delay before call 3 of any operation (called once)"
     assert text in run.failure("test_delay_that_does_not_come")
     failure = run.failure("test_unknown_function")
