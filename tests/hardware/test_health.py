@@ -187,20 +187,19 @@ class ScriptedCard:
 
 
 WAITING = "waits for its memory to be released"
-KILLED = 4194305  # Larger than any pid of Linux, so that no process has it.
 
 
 def test_a_device_waits_for_the_memory_of_a_killed_process() -> None:
     card = ScriptedCard()
-    card.guard.suspect(["GPU-1"], [KILLED])
-    assert [card.look(99, 12, (KILLED, 4)), card.look(2, 12, (KILLED, 4))] == [WAITING, WAITING]
+    card.guard.suspect(["GPU-1"], [NO_PID])
+    assert [card.look(99, 12, (NO_PID, 4)), card.look(2, 12, (NO_PID, 4))] == [WAITING, WAITING]
     assert [card.look(1, 16), card.look(1, 12)] == [None, None]
     assert card.guard.aside == {}
 
 
 def test_a_device_whose_memory_is_not_released_is_leased_after_a_while() -> None:
-    card, killed = ScriptedCard(), (KILLED, 4)
-    card.guard.suspect(["GPU-1"], [KILLED])
+    card, killed = ScriptedCard(), (NO_PID, 4)
+    card.guard.suspect(["GPU-1"], [NO_PID])
     assert [card.look(99, 12, killed), card.look(4.9, 12, killed), card.look(0.2, 12, killed)] == [WAITING] * 2 + [None]
 
 
@@ -208,7 +207,7 @@ def test_processes_that_are_alive_are_not_waited_for() -> None:
     """The processes are the session's main process, one that it has started, and one of another program."""
     card, other = ScriptedCard(), os.getppid()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
-        card.guard.suspect(["GPU-1"], [KILLED])
+        card.guard.suspect(["GPU-1"], [NO_PID])
         assert card.look(0, 12, (os.getpid(), 1), (worker.pid, 1), (other, 2)) is None
         worker.communicate()
     assert card.guard.aside == {}
@@ -216,14 +215,14 @@ def test_processes_that_are_alive_are_not_waited_for() -> None:
 
 def test_if_the_driver_lists_no_process_missing_memory_is_waited_for_once() -> None:
     card = ScriptedCard()
-    card.guard.suspect(["GPU-1"], [KILLED])
+    card.guard.suspect(["GPU-1"], [NO_PID])
     assert [card.look(99, 12), card.look(4.9, 14), card.look(0.2, 14)] == [WAITING] * 2 + [None]
     # The same if some are of another pid namespace.
-    card.guard.suspect(["GPU-1"], [KILLED])
-    assert card.look(1, 12, (KILLED + 1, 4)) == WAITING
+    card.guard.suspect(["GPU-1"], [NO_PID])
+    assert card.look(1, 12, (NO_PID + 1, 4)) == WAITING
     assert card.look(5, 14) is None
     # The second time, the same memory is missing, and nothing is waited for.
-    card.guard.suspect(["GPU-1"], [KILLED])
+    card.guard.suspect(["GPU-1"], [NO_PID])
     assert card.look(1, 14) is None
 
 
