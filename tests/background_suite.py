@@ -70,19 +70,21 @@ class BackgroundSession:
                 return match
         pytest.fail("".join(["no such line in the output:\n", *output]), pytrace=False)
 
+    def fork_servers(self) -> list[psutil.Process]:
+        """Return the fork servers that run."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "server import main" in command_line(child)]
+
     def fork_server(self) -> psutil.Process:
         """Wait for the fork server and return it."""
-        return eventually("a fork server", lambda: _fork_servers(psutil.Process(self.process.pid)))[0]
+        return eventually("a fork server", self.fork_servers)[0]
 
 
-def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
-
-    def is_server(process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):  # It has ended.
-            return "server import main" in " ".join(process.cmdline())
-        return False
-
-    return list(filter(is_server, parent.children()))
+def command_line(process: psutil.Process) -> str:
+    """Return the command line of `process`, or an empty string if it has ended (it may be a zombie)."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def living_processes(variable: str, value: str) -> list[psutil.Process]:

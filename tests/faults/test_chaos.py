@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.background_suite import BackgroundSession, BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite, command_line
 from tests.deadline import scaled
 
 STEPS = 6
@@ -176,26 +176,19 @@ class Killer(threading.Thread):
         return path.read_text().splitlines() if path.exists() else []
 
     def _find(self, what: str) -> list[psutil.Process]:
-        children = psutil.Process(self._session.process.pid).children()
-        servers = [child for child in children if "server import main" in command_line(child)]
+        servers = self._session.fork_servers()
         if what == "server":
             return servers
         if what == "worker":
             # Killing a worker that execnet is still starting would end the session (execnet.gateway_bootstrap).
             begun = {pid for (pid,) in map(json.loads, self._lines("workers"))}
+            children = psutil.Process(self._session.process.pid).children()
             return [child for child in children if child.pid in begun and command_line(child)]
         ranks: list[psutil.Process] = []
         for server in servers:
             with contextlib.suppress(psutil.Error):
                 ranks += server.children(recursive=True)
         return ranks
-
-
-def command_line(process: psutil.Process) -> str:
-    """Return the command line of `process`, or an empty string if it has ended (it may be a zombie)."""
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
 
 
 UNDISTURBED_VERDICTS = {

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import lock_path
-from tests.background_suite import BackgroundSession, BackgroundSuite
+from tests.background_suite import BackgroundSession, BackgroundSuite, command_line
 from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
@@ -76,12 +76,7 @@ def run(suite: BackgroundSuite, ray: RayMachines, *args: str) -> Run:
 
 def plugin_processes(surroundings: Surroundings) -> list[psutil.Process]:
     """Return the agents, fork servers and ranks on the nodes."""
-    result = []
-    for process in surroundings.processes():
-        with contextlib.suppress(psutil.Error):
-            if "pytest_accel" in " ".join(process.cmdline()):
-                result.append(process)
-    return result
+    return [process for process in surroundings.processes() if "pytest_accel" in command_line(process)]
 
 
 def expect_free_nodes(surroundings: Surroundings) -> None:
@@ -291,7 +286,7 @@ def test_a_world_whose_machine_is_lost_before_it_has_started_is_started_once_mor
     for number in (1, 2):
         step = f"agent of machine {number}: starts fork server "
         eventually(step, lambda: log.exists() and step in log.read_text())  # noqa: B023
-        (agent,) = [one for one in plugin_processes(surroundings) if "cluster_node" in " ".join(one.cmdline())]
+        (agent,) = [one for one in plugin_processes(surroundings) if "cluster_node" in command_line(one)]
         agent.kill()
     (suite.path / "both-are-lost").touch()
     result = session.finish()
