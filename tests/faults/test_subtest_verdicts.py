@@ -61,8 +61,6 @@ _TESTS = """
             pass
         if rank == 1:
             gather(None)  # Rank 0 has reported the subtest of its teardown before rank 1 ends its call.
-
-
     """
 
 _RESULTS = {

@@ -102,7 +102,6 @@ _OUTER = """
 
     def test_in_the_driver():
         assert "3 passed" in run("inner")
-
 """
 
 

@@ -28,8 +28,6 @@ DEEPSPEED = (
     *("--module", "pytest"),
 )
 MPICH = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
-
-
 CORES = sorted(os.sched_getaffinity(0))[:2]
 """The cores to which :func:`srun` binds its processes, one to each."""
 
