@@ -13,14 +13,18 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
     suite.write(
         "conftest.py",
         """
+        import os
+
         import pytest
 
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_makereport(item, call):
             report = yield
             report.item = item
-            if report.when == "call" and item.name == "test_has_a_phase_of_a_plugin":
-                more = pytest.TestReport(item.nodeid, item.location, {}, "passed", None, "cleanup")
+            if report.when == "call" and "a_phase_of_a_plugin" in item.name:
+                fails = "fails" in item.name and os.environ.get("RANK") == "1"
+                outcome, text = ("failed", "the cleanup fails") if fails else ("passed", None)
+                more = pytest.TestReport(item.nodeid, item.location, {}, outcome, text, "cleanup")
                 item.ihook.pytest_runtest_logreport(report=more)
             return report
         """,
@@ -76,11 +80,16 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
 
         def test_has_a_phase_of_a_plugin():
             pass
+
+
+        def test_fails_in_a_phase_of_a_plugin():
+            pass
         """,
     )
     options = (CAUSES, "-p", "tests.late_driver", "-o", "junit_family=xunit1")
     run = suite.run(*options)  # The default family refuses record_property.
     assert run.causes["test_hangs_while_the_clock_stands"] == "hung: phase timeout; rank 1"
+    assert "the cleanup fails" in run.failure("test_fails_in_a_phase_of_a_plugin")
     assert "assert 1 == 2" in run.failure("test_fails_in_the_first_world")  # Its report cannot be sent whole.
     assert run.outcomes() == {
         "test_stops_the_clock": "PASSED",
@@ -88,5 +97,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
         "test_fails_in_the_first_world": "FAILED",
         "test_hangs_while_the_clock_stands": "FAILED",
         **{f"test_records[{name}]": "PASSED" for name in "tlj"},
-        "test_has_a_phase_of_a_plugin": "PASSED PASSED",  # Of the call, and of the plugin in the driver.
+        # The first outcome is that of the phase in the driver, where it passes.
+        "test_has_a_phase_of_a_plugin": "PASSED PASSED",
+        "test_fails_in_a_phase_of_a_plugin": "PASSED FAILED FAILED",
     }, run.text

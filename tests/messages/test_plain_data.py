@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from warnings import WarningMessage
 
 import pytest
 
 from pytest_accel.messages.rank_messages import CannotRun, PhaseReport, RankMessages
-from pytest_accel.messages.serialization import plain
+from pytest_accel.messages.serialization import plain, sketch_warning
 from pytest_accel.messages.struct_messages import decode, encode
 
 
@@ -23,8 +24,8 @@ class Operation(Enum):
     ADD = object()
 
 
-class Unreadable:
-    """An object that has no text."""
+class Unreadable(UserWarning):
+    """A warning that has no text."""
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -65,3 +66,8 @@ def test_data_that_are_no_message_of_the_conversation_are_refused(data: bytes, w
 def test_an_object_in_a_message_is_named() -> None:
     with pytest.raises(TypeError, match=r"a message cannot have a value of the type PosixPath: PosixPath\('a'\)"):
         encode({"value": Path("a")})
+
+
+def test_a_warning_without_a_text_is_no_error() -> None:
+    found = sketch_warning(WarningMessage(Unreadable(), Unreadable, "a.py", 3), None)
+    assert (found.message, found.category) == ("<str() of it raised RuntimeError>", "Unreadable")

@@ -517,7 +517,7 @@ def test_a_lost_lock_on_another_machine_ends_the_session_and_says_so(
     program = srun(two_machines, private=[str(suite.temporary)])
     run = suite.start("--accel=sim:1,shared", program=program).finish()
     assert run.ret == 1
-    # It is an error if the agent has ended before it has sent the driver the end of the setup.
+    # The test has an error if the agent has ended before it has sent the driver the end of the setup.
     assert re.search("1 (failed|error) in", run.text)
     assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.text
     assert "an error at this end" not in run.text
