@@ -39,7 +39,8 @@ class ProcessProvider(NodeProvider):  # type: ignore[misc]
         self._last_number = 100
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
-        return [host for host, tags in self._tags.items() if tag_filters.items() <= tags.items()]
+        # Version 2 calls this while `create_node` runs in another thread.
+        return [host for host, tags in list(self._tags.items()) if tag_filters.items() <= tags.items()]
 
     def is_running(self, node_id: str) -> bool:
         return node_id in self._tags
@@ -60,8 +61,10 @@ class ProcessProvider(NodeProvider):  # type: ignore[misc]
             environment = {**os.environ, **identity(WORKER, host)}
             options = join_options(self._folder, AutoscaledMachines.GPUS)
             self._started[host] = start_node(self._folder, host, self._last_number, environment, options)
-            self._started[host].wait_ready()  # Nodes that start at the same time may choose the same names for files.
+            # Version 2 of the autoscaler takes a node that joins before it is listed here for one that it has not asked
+            # for, and stops with "Invalid status transition" if there are too many then.
             self._tags[host] = {**tags, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE}
+            self._started[host].wait_ready()  # Nodes that start at the same time may choose the same names for files.
 
     def terminate_node(self, node_id: str) -> None:
         del self._tags[node_id]
