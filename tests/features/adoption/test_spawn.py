@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.background_suite import BackgroundSuite, suite
-from tests.deadline import eventually
+from tests.deadline import eventually, scaled
 
 __all__ = ["suite"]
 
@@ -543,13 +543,14 @@ def test_harnesses_have_their_verdicts(suite: BackgroundSuite, options: tuple[st
 
 
 def test_processes_that_hang_are_killed_and_their_stacks_shown(suite: BackgroundSuite) -> None:
-    suite.write("pytest.ini", INI + "accel_timeout = 4\n")
+    limit = round(scaled(4))  # In this time, the ranks come to their places.
+    suite.write("pytest.ini", f"{INI}accel_timeout = {limit}\n")
     suite.write("test_hangs.py", HANGS)
     run = suite.run()
     passed = dict.fromkeys(("test_1_with_a_server", "test_2_with_a_server", "test_leaves_a_pool"), "PASSED")
     run.expect({**dict.fromkeys(("test_spawn", "test_two", "test_queue", "test_pool"), "FAILED"), **passed})
     text = run.failure("test_spawn")
-    assert "timed out after 4 s (--accel-timeout)" in text
+    assert f"timed out after {limit} s (--accel-timeout)" in text
     assert text.count("--- stack of SpawnProcess-") == 1
     assert re.search(r'test_hangs\.py", line \d+ in first\n.* in second\n.* in _wrap$', text, re.MULTILINE)
     assert run.failure("test_two").count(" in first") == 2

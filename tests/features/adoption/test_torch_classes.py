@@ -23,7 +23,6 @@ INI = """[pytest]
 accel = sim:4
 accel_adopt = torch
 accel_preload = torch.testing._internal.common_distributed
-accel_timeout = 6
 """
 HEAD = """
 import os
@@ -584,6 +583,7 @@ def write_classes(suite: BackgroundSuite, **files: str) -> None:
 )
 def test_adopted_classes_have_the_verdicts_of_torch(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
     write_classes(suite, processes=PROCESSES, continuous=CONTINUOUS, threads=THREADS, connecting=CONNECTING)
+    suite.write("pytest.ini", f"{INI}accel_timeout = 6\n")
     # torch's own suite sets WORLD_SIZE for its files.
     run = suite.start("-rs", *options, CAUSES, environment={"WORLD_SIZE": "7"}).finish()
     run.expect(
@@ -631,7 +631,7 @@ def test_each_adopted_test_has_new_groups_and_files(suite: BackgroundSuite) -> N
     """It runs in the same ranks as the test before unless it uses RPC."""
     warm, rpc = WRITE_FILE_NAMES + WARM, WRITE_FILE_NAMES + RPC
     write_classes(suite, parent=PARENT, ends=ENDS, warm=warm, rpc=rpc, not_adopted=UNKNOWN_SIZE)
-    suite.write("pytest.ini", INI.replace("accel_timeout = 6", "filterwarnings = error"))
+    suite.write("pytest.ini", f"{INI}filterwarnings = error\n")
     run = suite.run("-rs")
     failed = {
         "TestEnds.test_exit_3": r"the rank called sys\.exit\(3\)",
