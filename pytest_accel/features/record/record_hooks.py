@@ -24,7 +24,7 @@ from pytest_accel.core.frames import Folders, failure_place, folders_of, is_libr
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.record_file import SCHEMA, RecordError, RecordFile
-from pytest_accel.features.record.session_summary import add_to_page, check_jinja, page
+from pytest_accel.features.record.session_summary import add_to_page, page
 from pytest_accel.features.record.timeline import sessions_of
 from pytest_accel.settings import options
 
@@ -54,17 +54,15 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     # A test may change the working directory.
     paths = (options.output_path(config, option) for option in (options.RECORD, options.REPORT))
     record, report = (None if path is None else os.path.realpath(path) for path in paths)
-    option = options.REPORT
     try:
         if report is not None:
-            check_jinja()
             whole_file.check_folder(report)
-        option = options.RECORD
         file = RecordFile(record)
     except RecordError as error:
-        raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
+        raise pytest.UsageError(f"{options.flag(options.RECORD)}: {error}") from None
     except OSError as error:
-        raise pytest.UsageError(f"{options.flag(option)}: {report} cannot be written: {error.strerror}") from None
+        text = f"{report} cannot be written: {error.strerror}"
+        raise pytest.UsageError(f"{options.flag(options.REPORT)}: {text}") from None
     config.stash[RECORDERS] = (file,)
     hooks = RecordHooks(session, file, record, report, in_ci=in_ci)
     config.pluginmanager.register(hooks, "accel-record")
