@@ -70,7 +70,7 @@ def _tables(sessions: Sequence[Session]) -> dict[str, tuple[str, Sequence[Sequen
     tests = [test for session in sessions for test in session.tests]
     # In the order in which they ended.
     failed = sorted((test for test in tests if test.verdict in _FAILURES), key=lambda test: test.span.stop)
-    waits = [(one.waited, one.wait.why) for one in tests if one.wait and one.wait.why and one.waited >= _SHORTEST_WAIT]
+    waits = [(one.waited, one.why_waited) for one in tests if one.why_waited and one.waited >= _SHORTEST_WAIT]
     skipped = [test for test in tests if test.verdict == "skipped"]
     missing = Counter(test.missing for test in skipped if test.missing)
     skips = Counter(test.skip for test in skipped if not test.missing)
