@@ -43,9 +43,7 @@ def pytest_accel_configure(session: AccelSession) -> None:
     )
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    if SESSION not in config.stash:
-        return None  # A rank.
+def pytest_report_header(config: pytest.Config) -> str:
     named = config.stash[SESSION].settings.resources
     shown = (f"{name} {format_memory(count) if name == 'memory' else count}" for name, count in named)
     return f"accel: resources of tests: {', '.join(shown)}"
