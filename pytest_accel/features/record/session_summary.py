@@ -30,8 +30,6 @@ _MOST = 10
 """Number of tests in the list of the longest waits."""
 _SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
 _LONGEST = 300  # Characters of a text that is shown as code.
-_ENDINGS = {"hung": "did not finish", "unstarted": "did not start", "stopped": "stopped after another rank"}
-"""Words for the ends of phases in ranks that are not clear by themselves."""
 
 Cell = str | int | float
 """A text, a number, or a number of seconds."""
@@ -197,7 +195,7 @@ def _details(test: TestRun) -> str:
         lines = [about, *([phase.headline] if phase.headline else [])]
         for rank in phase.ranks:
             seconds = f" {rank.stop - rank.start:.2f} s" if rank.start else ""
-            lines.append(f"rank {rank.rank}: {_ENDINGS.get(rank.ending, rank.ending)}{seconds}")
+            lines.append(f"rank {rank.rank}: {rank.ending}{seconds}")
         parts.append(f"<p>{'<br/>'.join(map(escape, lines))}</p>")
         parts += [f"<pre>{escape(phase.failure)}</pre>"] if phase.failure else []
         parts += [f"<h4>{escape(name)}</h4><pre>{escape(text)}</pre>" for name, text in phase.output.items()]

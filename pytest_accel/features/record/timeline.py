@@ -170,16 +170,17 @@ def _session(record: Sequence[Event]) -> Session:
     running: dict[tuple[str, str], TestRun] = {}
     for event in record:
         world = session.worlds.get(event.world)
-        if event.request:
-            requests.setdefault(event.request, []).append(event)
         match event.event:
             case "MachineFound":
                 session.machines[event.machine] = event.name
             case "DeviceFound":
                 session.devices[session.device(event.machine, event.device, event.kind)] = event
             case "WorldRequested":
-                latest_request[event.test] = requests[event.request]
+                latest_request[event.test] = requests[event.request] = [event]
+            case "RequestWaits" | "RequestEnded" | "WorldAcquired":
+                requests.setdefault(event.request, []).append(event)
             case "WorldStarting":
+                requests.setdefault(event.request, []).append(event)
                 session.worlds[event.world] = event
             case "WorldReady":
                 session.ready[event.world] = event
