@@ -37,8 +37,7 @@ Cell = str | int | float
 
 def add_to_page(sessions: Sequence[Session], path: str) -> str | None:
     """Add the summary to the page of the job's step, the file `path`; return what went wrong, or None."""
-    # Empty lines end what other programs have written, and the summary before what they write.
-    text = f"\n\n{summary(sessions)}\n".encode()
+    text = f"\n\n{summary(sessions)}".encode()  # An empty line ends what another program has written.
     try:
         with open(path, "ab") as file:
             if file.tell() + len(text) > LARGEST:
@@ -50,7 +49,7 @@ def add_to_page(sessions: Sequence[Session], path: str) -> str | None:
 
 
 def summary(sessions: Sequence[Session]) -> str:
-    """Return the summary, with a line break at its end."""
+    """Return the summary, with an empty line at its end: Markdown after it is no part of its HTML."""
     found = Counter(test.verdict for session in sessions for test in session.tests)
     counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict])
     lines = [f"<h2>pytest-accel: {counts or 'no tests'}</h2>"]
@@ -60,7 +59,7 @@ def summary(sessions: Sequence[Session]) -> str:
             lines += [f"<h3>{title}</h3>", _table(columns, [map(_cell, row) for row in rows[:_MOST_ROWS]])]
         if len(rows) > _MOST_ROWS:
             lines.append(f"<p>{len(rows) - _MOST_ROWS} more left out.</p>")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n"
 
 
 def _tables(sessions: Sequence[Session]) -> dict[str, tuple[str, Sequence[Sequence[Cell]]]]:
