@@ -245,8 +245,8 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
     """Return an object that announces how ranks of this test end on purpose, and plans faults; see `Faults`."""
-    hook = features.require(request.config, "faults")
-    with hook.pytest_accel_make_faults(context=_rank_context(request)) as made:
+    context = _rank_context(request)
+    with features.require(request.config, "faults").pytest_accel_make_faults(context=context) as made:
         yield made
 
 

@@ -50,8 +50,6 @@ class Feature(NamedTuple):
     commands: tuple[str, ...] = ()
     """Its commands of ``python -m pytest_accel``, the keys of `COMMANDS` in `command_module`."""
     command_module: str = "hooks"
-    about_machine: bool = False
-    """True if its commands get the settings of the machine; False if they get the arguments, such as files."""
 
 
 def _always(config: pytest.Config) -> bool:
@@ -142,7 +140,6 @@ FEATURES = (
         "doctor",
         {"configure": lambda config: config.getoption(options.INFO) and not config.stash[SESSION].is_worker},
         commands=("info", "doctor"),
-        about_machine=True,
     ),
 )
 """All features, in the order in which they are registered."""
@@ -165,15 +162,13 @@ def require(config: pytest.Config, occasion: Occasion) -> Any:
     return config.hook
 
 
-def commands() -> dict[str, bool]:
-    """Return the names of all commands, each with True if it gets the arguments, False for the machine's settings."""
-    # The doctor's come first: the help of the first command has the options of the machine.
-    features = sorted(FEATURES, key=lambda feature: not feature.about_machine)
-    return {name: not feature.about_machine for feature in features for name in feature.commands}
+def commands() -> list[str]:
+    """Return the names of all commands."""
+    return [name for feature in FEATURES for name in feature.commands]
 
 
 def command(name: str) -> Any:
-    """Return the function of the command `name`, which returns an exit status."""
+    """Return the function of the command `name`, which gets the arguments, and returns an exit status."""
     (module,) = (_load(feature.name, feature.command_module) for feature in FEATURES if name in feature.commands)
     return module.COMMANDS[name]
 

@@ -13,7 +13,7 @@ Tests: ``tests/features/resources``. Page: ``docs/how-to/xdist.md``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.marks import NEEDS, MarkError, mark_text
-from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
-from pytest_accel.core.units import parse_memory
+from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, SESSION
+from pytest_accel.core.units import format_memory, parse_memory
 from pytest_accel.core.world_key import DriverLeases, WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
@@ -39,14 +39,14 @@ def pytest_accel_configure(session: AccelSession) -> None:
     session.config.addinivalue_line(
         "markers",
         "needs(*names, **counts): lease these resources of accel_resources while the test runs, as in "
-        'needs("license") or needs(license=2, cores=4, memory="8GiB"); needs({"port-9000": 1}) for names that are no '
-        "identifiers.",
+        'needs("license") or needs(license=2, cores=4, memory="8GiB").',
     )
-    session.config.pluginmanager.register(_LeaseHooks(session), _PLUGIN)
 
 
-def pytest_accel_configure_rank(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Fixture(), _PLUGIN)
+def pytest_report_header(config: pytest.Config) -> str:
+    named = config.stash[SESSION].settings.resources
+    shown = (f"{name} {format_memory(count) if name == 'memory' else count}" for name, count in named)
+    return f"accel: resources of tests: {', '.join(shown)}"
 
 
 def pytest_accel_read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
@@ -61,53 +61,42 @@ def pytest_accel_read_needs(session: AccelSession, items: Sequence[pytest.Item])
     return errors
 
 
-class _Fixture:
-    """The fixture, which has no value in ranks."""
-
-    devices: tuple[Device, ...] | None = None
-    """The devices that the running test has leased; None in a rank."""
-
-    @pytest.fixture
-    def accel_resources(self) -> dict[str, tuple[int, ...]]:
-        """Return which of the named resources the test has: ``{"license": (1,)}``."""
-        if self.devices is None:
-            pytest.fail(
-                "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed: "
-                "the process that reports this test holds what it needs",
-                pytrace=False,
-            )
-        numbers: dict[str, tuple[int, ...]] = {}
-        for device in self.devices:
-            numbers[device.kind] = (*numbers.get(device.kind, ()), device.index)
-        return numbers
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Register the hooks after those of all other plugins: they must get the leases before others begin a test."""
+    config = session.config
+    if SESSION in config.stash:
+        config.pluginmanager.register(_LeaseHooks(config.stash[SESSION]), _PLUGIN)
 
 
-class _LeaseHooks(_Fixture):
-    """Leases what a test needs before its phases, and returns it after them. Registered in drivers and controllers.
+@pytest.fixture
+def accel_resources(request: pytest.FixtureRequest) -> dict[str, tuple[int, ...]]:
+    """Return which of the named resources the test has: ``{"license": (1,)}``."""
+    if SESSION not in request.config.stash:
+        pytest.fail(
+            "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed: "
+            "the process that reports this test holds what it needs",
+            pytrace=False,
+        )
+    hooks: Any = request.config.pluginmanager.get_plugin(_PLUGIN)
+    numbers: dict[str, tuple[int, ...]] = {}
+    for device in hooks.devices:
+        numbers[device.kind] = (*numbers.get(device.kind, ()), device.index)
+    return numbers
+
+
+class _LeaseHooks:
+    """Leases what a test needs before its phases, and returns it after them. Not used in ranks.
 
     No limit of the test's time includes the wait, and reruns of a test (pytest-rerunfailures) use the same leases.
     """
-
-    devices: tuple[Device, ...] = ()
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._error: BaseException | None = None
         """The reason why the running test has no leases, as its setup raises it."""
-
-    def pytest_report_header(self) -> str:
-        from pytest_accel.core.units import format_memory
-
-        named = self._session.settings.resources
-        shown = (f"{name} {format_memory(count) if name == 'memory' else count}" for name, count in named)
-        return f"accel: resources of tests: {', '.join(shown)}"
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self) -> None:
-        """Register these hooks after all other plugins' hooks: they must get the leases before others begin a test."""
-        plugins = self._session.config.pluginmanager
-        plugins.unregister(self)
-        plugins.register(self, _PLUGIN)
+        self.devices: tuple[Device, ...] = ()
+        """The devices that the running test has leased."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -151,11 +140,16 @@ class _LeaseHooks(_Fixture):
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Check marks before the call, for changes by fixtures and hooks, and after it, for changes by the test."""
+        """Fail a test whose marks have changed since its collection: its leases do not match them."""
         __tracebackhide__ = True
-        _check_marks(item)
         result = yield
-        _check_marks(item)
+        if tuple(item.iter_markers(NEEDS)) != item.stash.get(DRIVER_LEASES, DriverLeases(())).marks:
+            from pytest_accel.verdict import phase_verdict
+
+            raise phase_verdict.not_run(
+                "the marks needs of the test were changed after collection; change them in "
+                "pytest_collection_modifyitems"
+            )
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -170,17 +164,6 @@ class _LeaseHooks(_Fixture):
                 path, line, _ = item.location
                 report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
         return report
-
-
-def _check_marks(item: pytest.Item) -> None:
-    """Fail a test whose marks have changed since its collection: its leases do not match them."""
-    leases = item.stash.get(DRIVER_LEASES, None)
-    if tuple(item.iter_markers(NEEDS)) != (() if leases is None else leases.marks):
-        from pytest_accel.verdict import phase_verdict
-
-        raise phase_verdict.not_run(
-            "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
-        )
 
 
 def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
@@ -198,7 +181,7 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
                 f"{head}: accel_resources, which names the resources of tests, is not set in the ini file; if the mark "
                 "is the project's own, register it in markers"
             )
-        given = [pair for argument in (*mark.args, mark.kwargs) for pair in _pairs(argument)]
+        given: list[tuple[Any, object]] = [*((name, None) for name in mark.args), *mark.kwargs.items()]
         if not given:
             raise MarkError(f"{head}: needs at least one of {', '.join(names)}")
         for name, value in given:
@@ -213,11 +196,6 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
     keys = tuple(WorldKey(name, need, 0, grouped=False) for name, need in needs.items())
     missing = filter(None, (shortfall(need, machine.of(name)) for name, need in needs.items()))
     return DriverLeases(keys, "; ".join(missing) or None, marks)
-
-
-def _pairs(argument: Any) -> list[tuple[Any, object]]:
-    """Return the names in an argument, each with its number, or with None if the argument is only a name."""
-    return list(argument.items()) if isinstance(argument, Mapping) else [(argument, None)]
 
 
 def _count(head: str, value: object, device: Device) -> int:

@@ -205,8 +205,7 @@ _PLAN = _Option(
 FILES = {
     RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices; `python -m "
     "pytest_accel trace`, `report`, `summary` and `census` read such files",
-    REPORT: "write an HTML page about the session to this file: tests on devices over time, waits, failures, skips "
-    "(needs Jinja2: pytest-accel[report])",
+    REPORT: "write an HTML page about the session to this file: tests, use of devices, waits, failures, skips",
 }
 """The options with the path of a file to write, and their help."""
 BEGINNINGS = {RECORD: b"{", REPORT: b"<", LOG: b"012"}

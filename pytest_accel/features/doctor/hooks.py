@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,13 +19,15 @@ from pytest_accel.core.device import Device, is_private
 from pytest_accel.core.stash_keys import SESSION
 from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.core.units import count_text, format_capability, format_memory
+from pytest_accel.features import commands
 from pytest_accel.features.doctor.checks import check
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Machine, describe
+from pytest_accel.hardware.registry import VendorError
 from pytest_accel.leases.demand import Holder
 from pytest_accel.leases.locks import who_holds
 from pytest_accel.leases.shared_folder import LockFolderError, default_folder
-from pytest_accel.settings.options import Settings, machine_for
+from pytest_accel.settings import options
 
 FORMAT = 1
 """Version of the JSON document. Increased when a key is removed or changes its meaning, not when a key is added."""
@@ -136,14 +141,37 @@ def _row(one: Mapping[str, Any]) -> Sequence[str]:
     return ["-" if cell in (None, "") else str(cell) for cell in cells]
 
 
-def show_info(settings: Settings, *, as_json: bool) -> int:
-    machine = machine_for(settings)
+def _run(name: str, show: Callable[[options.Settings, bool], int], arguments: Sequence[str]) -> int:
+    """Read the settings from the environment and `arguments`; return the status of `show`, or 1 for a broken vendor."""
+    others = ", ".join(one for one in commands() if one not in COMMANDS)
+    parser = argparse.ArgumentParser(
+        f"python -m pytest_accel {name}",
+        description="Show the devices that a session has, who holds them and who uses them (info, without a command), "
+        "or look for what is wrong with the machine and say what to do (doctor).",
+        epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read. "
+        f"Other commands, each with a --help of its own: {others}.",
+        allow_abbrev=False,
+    )
+    options.add_arguments(parser, (options.ACCEL, options.IDS, options.ORDER))
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(arguments)
+    try:
+        return show(options.settings_without_pytest(given), given.json)
+    except VendorError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except (pytest.UsageError, ValueError) as error:
+        parser.error(str(error))
+
+
+def _show_info(settings: options.Settings, as_json: bool) -> int:
+    machine = options.machine_for(settings)
     document = look(machine)
     print(json.dumps(document, indent=2) if as_json else table(machine, document))
     return 0
 
 
-def show_findings(settings: Settings, *, as_json: bool) -> int:
+def _show_findings(settings: options.Settings, as_json: bool) -> int:
     """Print a line for each finding with its advice below, and the counts at the end.
 
     docs/reference/command.md describes the keys of the JSON document.
@@ -163,4 +191,7 @@ def show_findings(settings: Settings, *, as_json: bool) -> int:
     return 1 if problems else 0
 
 
-COMMANDS = {"info": show_info, "doctor": show_findings}
+COMMANDS = {
+    "info": partial(_run, "info", _show_info),
+    "doctor": partial(_run, "doctor", _show_findings),
+}

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from os import getpid, kill
 from sys import modules
-from threading import get_ident
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,8 +46,6 @@ class Faults:
         self._modes = modes
         self._gather = Gathering(context, "announcement")  # By the world's store: it needs no process group.
         self._is_watching = False
-        self._thread = get_ident()
-        """The thread of the test, in which operations are seen."""
         self._ends: tuple[ExpectedEnd, ...] = ()
         self._faults: list[Fault] = []
         self._fail_at_failed_checks()
@@ -116,10 +113,8 @@ class Faults:
         self._plan(rank, Fault(f"fail with {type(error).__name__}", at, n, partial(_raise, error)))
 
     def _plan(self, rank: int, fault: Fault, *ends: ExpectedEnd) -> None:
-        """Let `fault` happen on `rank`, and announce `ends`. Raise RuntimeError in a thread that is not the test's."""
+        """Let `fault` happen on `rank`, and announce `ends`."""
         __tracebackhide__ = True
-        if self._thread != get_ident():
-            raise RuntimeError("faults can be planned only by the test's own code, in its own thread")
         self._check_rank(rank)
         self._announce(*ends, faults=[fault] if rank == self._context.rank else [])
         self._watch()

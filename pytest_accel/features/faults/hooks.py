@@ -17,20 +17,15 @@ from pytest_accel.settings.options import JITTER, find, flag
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
-    from pytest_accel.session import AccelSession
 
 _LONGEST_DELAY = 0.02
 """Seconds of the longest random delay: much longer than a collective, and tests with hundreds of them still end."""
 
 
-def pytest_accel_configure(session: AccelSession) -> None:
-    session.config.pluginmanager.register(_JitterHooks(session.config), "accel-jitter")
-
-
 def pytest_accel_around_call(context: RankContext) -> AbstractContextManager[object]:
     """Return a context manager in which this rank is delayed for a random time before each collective and message."""
-    if "torch" not in modules:
-        return nullcontext()
+    if find(context.config, JITTER) is None or "torch" not in modules:
+        return nullcontext()  # Without the option, a test with the fixture has registered this module.
     # The delays of a test do not depend on the tests before it: a rerun of it alone has the same delays.
     random = Random(f"{find(context.config, JITTER)}/{context.rank}")
     return watch(lambda function: sleep(random.uniform(0, _LONGEST_DELAY)))
@@ -43,18 +38,21 @@ def pytest_accel_make_faults(context: RankContext) -> Iterator[Faults]:
         yield Faults(context, modes)
 
 
-class _JitterHooks:
-    """Names the seed of delays and hash seeds in the header, and in each failure of a test that has run with them."""
+# Only with the option, a driver registers this module: name the seed of delays and hash seeds in the header, and in
+# each failure of a test that has run with them. Ranks show no header, and have no item with `MARKED`.
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._text = f"random delays before collectives, and hash seeds: {flag(JITTER)} {find(config, JITTER)}"
 
-    def pytest_report_header(self) -> str:
-        return f"accel: {self._text}"
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"accel: {_about_jitter(config)}"
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        if report.failed and MARKED in item.stash:
-            report.sections.append(("jitter", self._text))
-        return report
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and MARKED in item.stash:
+        report.sections.append(("jitter", _about_jitter(item.config)))
+    return report
+
+
+def _about_jitter(config: pytest.Config) -> str:
+    return f"random delays before collectives, and hash seeds: {flag(JITTER)} {find(config, JITTER)}"

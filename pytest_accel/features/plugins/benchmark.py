@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
 from typing import Any
 
 import pytest
@@ -62,8 +61,8 @@ class _InRank:
         if self._rank or not measured:
             return None
         about = {name: getattr(measured[-1], name) for name in _ABOUT}
-        seconds = array("d", measured[-1].stats.data).tobytes()
-        return {"about": named("pytest_benchmark.utils", "safe_dumps")(about), "seconds": seconds}
+        text = named("pytest_benchmark.utils", "safe_dumps")(about)
+        return {"about": text, "seconds": list(measured[-1].stats.data)}
 
 
 class _InDriver:
@@ -85,6 +84,4 @@ class _InDriver:
         )
         made.name, made.fullname, made.group = about["name"], about["fullname"], about["group"]
         made.extra_info = about["extra_info"]
-        seconds = array("d")
-        seconds.frombytes(sent[0]["seconds"])
-        made._make_stats(about["iterations"]).stats.data.extend(seconds)
+        made._make_stats(about["iterations"]).stats.data.extend(sent[0]["seconds"])

@@ -49,8 +49,17 @@ MODULES = (
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 
 
-def pytest_accel_configure_rank(config: pytest.Config) -> None:
-    config.pluginmanager.register(_RankHooks(), "accel-plugins")
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
+    """Register what a rank needs for other plugins, for each with its default role.
+
+    Do this after all plugins have been configured, and before these handle the session's start. A driver registers this
+    module later.
+    """
+    config = session.config
+    for plugin in _plugins(config, "in_rank", _with_default_roles(config).__contains__):
+        config.pluginmanager.register(plugin)
+    return (yield)
 
 
 def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
@@ -66,18 +75,6 @@ def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], red
         config.stash[_REGISTERED] = True
         for plugin in _plugins(config, "in_driver", partial(refusals.registered_name, config)):
             config.pluginmanager.register(plugin)
-
-
-class _RankHooks:
-    """Registers what a rank needs for other plugins, for each with its default role."""
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Do this after all plugins have been configured, and before these handle the session's start."""
-        config = session.config
-        for plugin in _plugins(config, "in_rank", _with_default_roles(config).__contains__):
-            config.pluginmanager.register(plugin)
-        return (yield)
 
 
 def _with_default_roles(config: pytest.Config) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -29,10 +29,9 @@ class Outcome(NamedTuple):
 
 
 class JobTests(NamedTuple):
-    """The tests of one job, and the files that were skipped as a whole, with the reasons. By node id."""
+    """The tests of one job, and the files and packages that were skipped as a whole, by node id."""
 
     tests: Mapping[str, Outcome]
-    skipped_files: Mapping[str, str]
     complete: bool
     """False if some tests are unknown."""
 
@@ -49,12 +48,13 @@ def read_job(path: str) -> JobTests:
         test = run.test if run.test in copies else run.test.rpartition("@")[0]
         if (outcome := _outcome(run)) is not None and test in runs:
             runs[test].append(outcome)
-    tests = {test: Outcome("deselected") for test in collected.deselected}
+    tests = {file: Outcome("skipped", reason) for file, reason in collected.skipped_files.items()}
+    tests |= {test: Outcome("deselected") for test in collected.deselected}
     for test, found in runs.items():
         # If several tests have one id, all must have run.
         found += [Outcome("not run")] * copies[test]
         tests[test] = sorted(found, key=lambda one: _STRONGEST_FIRST.index(one.status))[copies[test] - 1]
-    return JobTests(tests, collected.skipped_files, collected.complete)
+    return JobTests(tests, collected.complete)
 
 
 def _outcome(run: TestRun) -> Outcome | None:
@@ -69,38 +69,40 @@ def _outcome(run: TestRun) -> Outcome | None:
     return None if verdict in ("unfinished", "rerun") else Outcome(verdict, run.skip)
 
 
-def parse_allow(text: str) -> list[tuple[int, str]]:
-    """Return number and pattern of each line of a file of ``--allow``.
+def parse_allow(text: str) -> list[str]:
+    """Return the pattern of each line of a file of ``--allow``.
 
     Comments begin with ``#`` at the start of a line or after a space. In a pattern, ``*`` stands for any characters and
     ``?`` for one.
     """
-    lines = [re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines()]
-    return [(number, line) for number, line in enumerate(lines, 1) if line]
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
 
 
-def compare(jobs: Mapping[str, JobTests], allow: Sequence[tuple[int, str]], allow_file: str) -> tuple[bool, str]:
+def compare(jobs: Mapping[str, JobTests], allow: Sequence[str], allow_file: str) -> tuple[bool, str]:
     """Return whether there are tests and each has run in a job, or is allowed not to, and the text about it.
 
-    `jobs` have the names of their records. `allow` has the lines of the file `allow_file`; none may be out of date.
+    `jobs` have the names of their records. `allow` has the patterns of `allow_file`; none may be out of date.
     """
     tests: dict[str, dict[str, Outcome]] = {}
     for name, job in jobs.items():
         for test, outcome in job.tests.items():
             tests.setdefault(test, {})[name] = outcome
-    tests |= _files_without_tests(jobs, tests)
+    # A file that a job has skipped as a whole counts if no job has collected tests of it.
+    collected = {test[: match.start()] for test in tests for match in re.finditer("/|::", test)}
+    tests = {test: found for test, found in tests.items() if test not in collected}
     # The first job counts, so it is set last.
     ran = {test: name for test, found in tests.items() for name, one in reversed(found.items()) if one.status in RAN}
     allowed: set[str] = set()
     stale: list[str] = []
-    for number, pattern in allow:
+    for pattern in allow:
         # A parametrized id has brackets, which are no wildcards here.
         matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
         found_tests = sorted(test for test in tests if test == pattern or matches(test))
         allowed.update(test for test in found_tests if test not in ran)
         about = [f"{test} ran in {ran[test]}" for test in found_tests if test in ran]
         about = about if found_tests else ["there is no such test in any job"]
-        stale += [f"    line {number}: {pattern}: {text}" for text in about]
+        stale += [f"    {pattern}: {text}" for text in about]
     not_run = {test: found for test, found in sorted(tests.items()) if test not in ran and test not in allowed}
     is_proof = bool(tests) and not not_run and not stale
     lines = list(_lines(len(jobs), len(tests), len(allowed), not_run))
@@ -109,17 +111,6 @@ def compare(jobs: Mapping[str, JobTests], allow: Sequence[tuple[int, str]], allo
     if incomplete := [name for name, job in jobs.items() if not job.complete]:
         lines += ["", f"not all tests were collected: {', '.join(incomplete)}"]
     return is_proof, "\n".join(map(escaped, lines))
-
-
-def _files_without_tests(jobs: Mapping[str, JobTests], tests: Iterable[str]) -> dict[str, dict[str, Outcome]]:
-    """Return the outcomes by job of each file that jobs skipped, so that no job has collected its `tests`."""
-    known = {test[: match.start()] for test in tests for match in re.finditer("/|::|$", test)}
-    skipped: dict[str, dict[str, Outcome]] = {}
-    for name, job in jobs.items():
-        for file, reason in job.skipped_files.items():
-            if file not in known:
-                skipped.setdefault(file, {})[name] = Outcome("skipped", reason)
-    return skipped
 
 
 def _lines(jobs: int, tests: int, allowed: int, not_run: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:

@@ -52,11 +52,11 @@ class _Trace:
                 # The duration of a phase is that in the ranks, which may have begun it before this process.
                 stop = phase.stop if following is None else min(phase.stop, following.start)
                 self._slice(thread, f"{phase.when} {phase.test}", (phase.start, stop), outcome=phase.outcome)
-            if waits := [(test.test, test.wait) for test in tests if test.wait is not None and test.waited > 0]:
+            if waiting := [test for test in tests if test.waited > 0]:
                 thread = self._thread(process, f"{worker or 'pytest'}: waits")
-                for name, wait in waits:
-                    if wait.leased is not None:
-                        self._slice(thread, "wait", (wait.requested.at, wait.leased), test=name, why=wait.why)
+                for test in waiting:
+                    start = test.wait[0].at
+                    self._slice(thread, "wait", (start, start + test.waited), test=test.test, why=test.why_waited)
 
     def add_ranks(self, session: Session, name: str) -> None:
         """Add the start of the ranks of each world, and the phases of tests in them."""

@@ -12,13 +12,13 @@ from pytest_accel.core import whole_file
 from pytest_accel.features.record import census
 from pytest_accel.features.record.chrome_trace import trace_text
 from pytest_accel.features.record.record_file import RecordError, read_record
-from pytest_accel.features.record.session_summary import markdown, page
+from pytest_accel.features.record.session_summary import page, summary
 from pytest_accel.features.record.timeline import Session, sessions_of
 
 _MAKERS: dict[str, tuple[Callable[[Sequence[Session]], str], str]] = {
     "trace": (trace_text, "a trace for ui.perfetto.dev or chrome://tracing"),
     "report": (page, "an HTML page"),
-    "summary": (markdown, "a summary in GitHub's Markdown"),
+    "summary": (summary, "a summary in HTML for GitHub's pages"),
 }
 """The function that makes each kind of file, and its description."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.settings import options
-
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.session import AccelSession
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 def pytest_accel_configure(session: AccelSession) -> None:
     from pytest_accel.features.record import record_hooks
 
-    record_hooks.register(session, in_ci=options.shows_in_ci())
+    record_hooks.register(session)
 
 
 def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:

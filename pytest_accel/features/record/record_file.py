@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Mapping
 from os import getpid
+from pathlib import Path
 from time import time
 from typing import IO, Annotated
 
@@ -152,8 +153,8 @@ class RecordFile:
 def _new_file(path: str) -> IO[bytes]:
     """Return the new file `path`; an old file is removed. Raise OSError."""
     whole_file.check_folder(path)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    Path(path).unlink(missing_ok=True)
+    # A thread of the pool may write while `read` is at the beginning.
     return open(path, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_APPEND, 0o644))
 
 

@@ -24,7 +24,7 @@ from pytest_accel.core.frames import Folders, failure_place, folders_of, is_libr
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.record_file import SCHEMA, RecordError, RecordFile
-from pytest_accel.features.record.session_summary import add_to_page, check_jinja, page
+from pytest_accel.features.record.session_summary import add_to_page, page
 from pytest_accel.features.record.timeline import sessions_of
 from pytest_accel.settings import options
 
@@ -40,11 +40,8 @@ _LONGEST_TEXT = 20_000
 """Characters that the record keeps of a failure, and of a section of captured output: the first and the last."""
 
 
-def register(session: AccelSession, *, in_ci: bool) -> None:
-    """Register the hooks of this process. With `in_ci`, GitHub shows a summary of the session.
-
-    Raise ``pytest.UsageError`` for a file that cannot be made.
-    """
+def register(session: AccelSession) -> None:
+    """Register the hooks of this process. Raise ``pytest.UsageError`` for a file that cannot be made."""
     config = session.config
     if session.worker_input is not None:
         config.pluginmanager.register(ReportDetails())
@@ -54,19 +51,17 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     # A test may change the working directory.
     paths = (options.output_path(config, option) for option in (options.RECORD, options.REPORT))
     record, report = (None if path is None else os.path.realpath(path) for path in paths)
-    option = options.REPORT
     try:
         if report is not None:
-            check_jinja()
             whole_file.check_folder(report)
-        option = options.RECORD
         file = RecordFile(record)
     except RecordError as error:
-        raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
+        raise pytest.UsageError(f"{options.flag(options.RECORD)}: {error}") from None
     except OSError as error:
-        raise pytest.UsageError(f"{options.flag(option)}: {report} cannot be written: {error.strerror}") from None
+        text = f"{report} cannot be written: {error.strerror}"
+        raise pytest.UsageError(f"{options.flag(options.REPORT)}: {text}") from None
     config.stash[RECORDERS] = (file,)
-    hooks = RecordHooks(session, file, record, report, in_ci=in_ci)
+    hooks = RecordHooks(session, file, record, report)
     config.pluginmanager.register(hooks, "accel-record")
     config.pluginmanager.register(ReportDetails())
     config.pluginmanager.register(CollectedTests(hooks.collections.add))
@@ -124,12 +119,10 @@ class CollectedTests:
 class RecordHooks:
     """Writes the events of the session and its tests, and at the end page and summary. In the controller only."""
 
-    def __init__(
-        self, session: AccelSession, file: RecordFile, record: str | None, report: str | None, *, in_ci: bool
-    ) -> None:
+    def __init__(self, session: AccelSession, file: RecordFile, record: str | None, report: str | None) -> None:
         self._session, self._config = session, session.config
         self._folders = folders_of(session.config)
-        self._file, self._record, self._report, self._in_ci = file, record, report, in_ci
+        self._file, self._record, self._report, self._in_ci = file, record, report, options.shows_in_ci()
         self._worker: Callable[[], str] = str
         self.collections: set[str] = set()
         """The tests that processes have collected (`CollectedTests`). Threads that receive from workers add to it."""

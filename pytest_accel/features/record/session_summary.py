@@ -1,7 +1,7 @@
-"""The summary of sessions: tables, in Markdown for the page of a job of GitHub Actions, and in HTML with all tests.
+"""The summary of sessions in HTML: tables for the page of a job of GitHub Actions, and a page with these and all tests.
 
-In GitHub's Markdown, names of tests, reasons, messages and names of machines may contain anything. Each is shown on one
-line, without control characters, and as the text that it is: it has no meaning in Markdown, HTML or a table.
+GitHub takes Markdown. It shows HTML in it as it is, up to an empty line; the summary has none. Names of tests, reasons,
+messages and names of machines may contain anything. Each is shown as code, on one line without control characters.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from heapq import nlargest
-from importlib.util import find_spec
+from html import escape
 from itertools import groupby
-from typing import NamedTuple
 
 from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.truncation import cut_end, ranks_text
-from pytest_accel.core.units import count_text, format_memory
-from pytest_accel.features.record.record_file import Event, RecordError
+from pytest_accel.core.units import format_memory
+from pytest_accel.features.record.record_file import Event
 from pytest_accel.features.record.timeline import Lane, Session, TestRun, Verdict, covered
 
 LARGEST = 1 << 20
@@ -30,89 +29,62 @@ _MOST_ROWS = 50
 _MOST = 10
 """Number of tests in the list of the longest waits."""
 _SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
-_LONGEST = 300  # Characters of a cell in Markdown.
-_ENTITIES = str.maketrans({one: f"&#{ord(one)};" for one in "&<>\"'`*_{}[]()|~#!$@^\\"})
-"""The characters with a meaning in HTML, in Markdown or in GitHub's extensions of it."""
-_LONGEST_LABEL = 12
-_ENDINGS = {"hung": "did not finish", "unstarted": "did not start", "stopped": "stopped after another rank"}
-"""Words for the ends of phases in ranks that are not clear by themselves."""
+_LONGEST = 300  # Characters of a text that is shown as code.
 
 Cell = str | int | float
 """A text, a number, or a number of seconds."""
 
 
-class Table(NamedTuple):
-    """A table of the summary."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    left_out: int
-    """Number of rows that the table lacks: it has at most `_MOST_ROWS`."""
-
-
 def add_to_page(sessions: Sequence[Session], path: str) -> str | None:
     """Add the summary to the page of the job's step, the file `path`; return what went wrong, or None."""
-    text = markdown(sessions).encode()
+    text = f"\n\n{summary(sessions)}".encode()  # An empty line ends what another program has written.
     try:
         with open(path, "ab") as file:
             if file.tell() + len(text) > LARGEST:
                 return f"the job summary {path} has no room for this session: GitHub allows 1 MiB for a step"
-            file.write((b"\n\n" if file.tell() else b"") + text)  # A heading needs an empty line before it.
+            file.write(text)
     except OSError as error:
         return f"the job summary {path} cannot be written: {error.strerror}"
     return None
 
 
-def markdown(sessions: Sequence[Session]) -> str:
-    """Return the summary in GitHub's Markdown."""
-    seconds = max(one.span.stop for one in sessions) - min(one.span.start for one in sessions)
-    hosts = ", ".join(map(_code, dict.fromkeys(session.host for session in sessions)))
-    about = f"{count_text(len(sessions), 'session')} on {hosts}, {seconds:.1f} s"
-    parts = [f"## pytest-accel: {counts(sessions)}", about]
-    for session in sessions:  # Name each whose failure no test explains.
-        if session.finished is None:
-            parts.append(f"A session on {_code(session.host)} was killed: its record has no end.")
-        elif session.finished.status not in (0, 5) and not _failures_of(session.tests):
-            parts.append(f"A session on {_code(session.host)} ended with exit status {session.finished.status}.")
-    for title, columns, rows, left_out in tables(sessions):
-        shown = [[_cell(value) for value in row] for row in rows]
-        lines = [columns, [":---" if isinstance(cell, str) else "---:" for cell in rows[0]], *shown]
-        parts += [f"### {title}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-        if left_out:
-            parts.append(f"{left_out} more left out.")
-    return "\n\n".join(parts) + "\n"
-
-
-def counts(sessions: Sequence[Session]) -> str:
-    """Return the number of tests with each verdict, in words."""
+def summary(sessions: Sequence[Session]) -> str:
+    """Return the summary, with an empty line at its end: Markdown after it is no part of its HTML."""
     found = Counter(test.verdict for session in sessions for test in session.tests)
-    return ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict]) or "no tests"
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict])
+    lines = [f"<h2>pytest-accel: {counts or 'no tests'}</h2>"]
+    lines += [f"<p>{' · '.join(_facts(session))}</p>" for session in sessions]
+    for title, (columns, rows) in _tables(sessions).items():
+        if rows:
+            lines += [f"<h3>{title}</h3>", _table(columns, [map(_cell, row) for row in rows[:_MOST_ROWS]])]
+        if len(rows) > _MOST_ROWS:
+            lines.append(f"<p>{len(rows) - _MOST_ROWS} more left out.</p>")
+    return "\n".join(lines) + "\n\n"
 
 
-def tables(sessions: Sequence[Session]) -> Iterator[Table]:
-    """Yield the tables that have rows."""
+def _tables(sessions: Sequence[Session]) -> dict[str, tuple[str, Sequence[Sequence[Cell]]]]:
+    """Return columns and rows of each table by its title."""
     tests = [test for session in sessions for test in session.tests]
-    failures = [_failure_row(test) for test in _failures_of(tests)]
-    waits = [(one.waited, one.wait.why) for one in tests if one.wait and one.wait.why and one.waited >= _SHORTEST_WAIT]
+    # In the order in which they ended.
+    failed = sorted((test for test in tests if test.verdict in _FAILURES), key=lambda test: test.span.stop)
+    waits = [(one.waited, one.why_waited) for one in tests if one.why_waited and one.waited >= _SHORTEST_WAIT]
     skipped = [test for test in tests if test.verdict == "skipped"]
     missing = Counter(test.missing for test in skipped if test.missing)
     skips = Counter(test.skip for test in skipped if not test.missing)
-    found: dict[str, tuple[str, Sequence[Sequence[Cell]]]] = {
+    return {
         "Devices": ("machine | kind | number | names | in use (%)", _device_rows(sessions)),
-        f"Failures ({len(failures)})": ("test | ranks | place | cause", failures),
+        f"Failures ({len(failed)})": ("test | ranks | place | cause", [*map(_failure_row, failed)]),
         "Longest waits": ("waited (s) | wait", nlargest(_MOST, waits)),
         f"Skipped for missing hardware ({missing.total()})": ("cause | tests", missing.most_common()),
         f"Skipped for other reasons ({skips.total()})": ("reason | tests", skips.most_common()),
     }
-    for title, (columns, rows) in found.items():
-        if rows:
-            yield Table(title, columns.split(" | "), rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
 
 
-def _place(phase: Event) -> str:
-    """Return the place of a failure; empty if it is unknown."""
-    return "" if phase.place is None else f"{phase.place[0]}:{phase.place[1]}"
+def _table(columns: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of cells in HTML."""
+    heads = [f"<th>{column}</th>" for column in columns.split(" | ")]
+    lines = [heads, *([f"<td>{cell}</td>" for cell in row] for row in rows)]
+    return "\n".join(["<table>", *(f"<tr>{''.join(line)}</tr>" for line in lines), "</table>"])
 
 
 def _cell(value: Cell) -> str:
@@ -122,19 +94,35 @@ def _cell(value: Cell) -> str:
 def _code(text: str) -> str:
     """Return `text` on one line of limited length, with escapes in place of control characters and lone surrogates."""
     line = escaped(cut_end(" ".join(text.split()), _LONGEST))
-    return f"<code>{line.translate(_ENTITIES)}</code>" if text else ""
+    return f"<code>{escape(line)}</code>" if text else ""
 
 
-def _failures_of(tests: Iterable[TestRun]) -> list[TestRun]:
-    """Return the tests that failed or did not end, in the order in which they ended."""
-    return sorted((test for test in tests if test.verdict in _FAILURES), key=lambda test: test.span.stop)
+def _facts(session: Session) -> Iterator[str]:
+    """Yield the facts about a session as a whole."""
+    yield _code(session.host)
+    yield f"{datetime.fromtimestamp(session.span.start, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    yield f"took {session.span.seconds:.2f} s"
+    if session.started.shard is not None:
+        yield "shard {}/{}".format(*session.started.shard)
+    killed = "killed: the record has no end of the session"
+    yield killed if session.finished is None else f"exit status {session.finished.status}"
 
 
 def _failure_row(test: TestRun) -> tuple[str, str, str, str]:
     """Return the test, the ranks that failed, the place and the cause."""
     if (phase := test.failure) is None:
         return test.test, "", "", "it was running when the session ended" if test.verdict == "unfinished" else ""
-    return test.test, ranks_text(phase.failed_ranks) if phase.failed_ranks else "", _place(phase), phase.headline
+    return test.test, _failed_ranks(phase), _place(phase), phase.headline
+
+
+def _failed_ranks(phase: Event) -> str:
+    """Return the ranks that a failure is about; empty if there are none."""
+    return ranks_text(phase.failed_ranks) if phase.failed_ranks else ""
+
+
+def _place(phase: Event) -> str:
+    """Return the place of a failure; empty if it is unknown."""
+    return "" if phase.place is None else f"{phase.place[0]}:{phase.place[1]}"
 
 
 def _device_rows(sessions: Sequence[Session]) -> list[tuple[Cell, ...]]:
@@ -153,12 +141,12 @@ def _device_rows(sessions: Sequence[Session]) -> list[tuple[Cell, ...]]:
     return rows
 
 
-_PAGE = """<!DOCTYPE html>
+_HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{{ title }}</title>
+<title>Report of pytest-accel</title>
 <link rel="icon" href="data:,"/>
 <style>
 :root { color-scheme: light dark; }
@@ -169,107 +157,45 @@ pre { white-space: pre-wrap; font-size: 12px; }
 </style>
 </head>
 <body>
-<h1>{{ title }}</h1>
-<p class="counts">{{ counts }}</p>
-{% for session in sessions %}
-<p class="session"><code>{{ command(session) }}</code><br/>{{ facts(session) | join(" · ") }}</p>
-{% endfor %}
-{% for title, columns, rows, left_out in tables %}
-<h2>{{ title }}</h2>
-<table>
-<tr>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>
-{%- for cell in row %}<td>{{ "%.1f" | format(cell) if cell is float else cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table>
-{% if left_out %}<p>{{ left_out }} more left out.</p>{% endif %}
-{% endfor %}
-<h2>Tests</h2>
-<table id="tests">
-<tr>{% for name in ("verdict", "test", "time (s)", "wait (s)", "device-seconds", "devices", "peak memory") %}
-<th>{{ name }}</th>{% endfor %}</tr>
-{% for test in tests %}
-<tr><td>{{ test.verdict }}</td>
-<td>{% if test.failure is none %}{{ test.test }}{% else %}<details><summary>{{ test.test }}</summary>
-{% for phase in test.phases %}
-<p>{{ where(phase) }}{% if phase.headline %}<br/><b>{{ phase.headline }}</b>{% endif %}
-{%- for one in phase.ranks %}<br/>rank {{ one.rank }}: {{ endings.get(one.ending, one.ending) }}
-{{- " %.2f s" | format(one.stop - one.start) if one.start }}{% endfor %}</p>
-{% if phase.failure %}<pre>{{ phase.failure }}</pre>{% endif %}
-{% for name, text in phase.output.items() %}<h4>{{ name }}</h4><pre>{{ text }}</pre>{% endfor %}
-{% endfor %}
-</details>{% endif %}</td>
-{%- for value in (test.span.seconds, test.waited, test.device_seconds) %}
-<td>{{ "%.2f" | format(value) }}</td>{% endfor %}
-<td>{% for lane, share in test.lanes.items() %}{{ ", " if not loop.first }}{{ labels.get(lane, lane.name) }}
-{{- " (share %g)" | format(share) if share < 1 }}{% endfor %}</td>
-<td>{% for rank, peak in test.peaks.items() %}{{ ", " if not loop.first }}rank {{ rank }}: {{ memory(peak) }}
-{%- endfor %}</td></tr>
-{% endfor %}
-</table>
-</body>
-</html>
 """
-"""A template of Jinja2, which escapes all text of the record."""
-
-
-def check_jinja() -> None:
-    """Raise :class:`RecordError` if a page cannot be made."""
-    if find_spec("jinja2") is None:
-        raise RecordError("Jinja2 is not installed: pip install 'pytest-accel[report]'")
+_COLUMNS = "verdict | test | time (s) | wait (s) | device-seconds | devices | peak memory"
 
 
 def page(sessions: Sequence[Session]) -> str:
-    """Return the page of ``--accel-report``: one HTML file that needs no other, and has no script.
-
-    Raise :class:`RecordError` without Jinja2.
-    """
-    check_jinja()
-    import jinja2
-
+    """Return the page of ``--accel-report``: one HTML file that needs no other, and has no script."""
     tests = sorted(
         (one for session in sessions for one in session.tests),
         key=lambda one: (VERDICTS.index(one.verdict), -one.span.seconds),
     )
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_PAGE)
-    return template.render(
-        title="Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions",
-        counts=counts(sessions),
-        sessions=sessions,
-        command=lambda session: shlex.join(["pytest", *session.started.command]),
-        facts=_facts,
-        tables=tables(sessions),
-        tests=tests,
-        labels=_labels(sessions),
-        memory=format_memory,
-        where=_where,
-        endings=_ENDINGS,
-    )
+    labels = {lane: f"{lane.kind} {device.index}" for one in sessions for lane, device in one.devices.items()}
+    if len({lane.host for lane in labels}) > 1:
+        labels = {lane: f"{lane.host}: {label}" for lane, label in labels.items()}
+    # Not in the summary, since options may be secret: what GitHub replaces in logs, it may not find in HTML.
+    commands = "".join(f"<p>{_code(shlex.join(['pytest', *one.started.command]))}</p>\n" for one in sessions)
+    table = _table(_COLUMNS, (_test_row(test, labels) for test in tests))
+    return f"{_HEAD}{commands}{summary(sessions)}<h3>Tests</h3>\n{table}\n</body>\n</html>\n"
 
 
-def _labels(sessions: Sequence[Session]) -> dict[Lane, str]:
-    """Return a short name of each device: its id, or kind and index if that is long, after its machine if needed."""
-    found = {lane: device.index for session in sessions for lane, device in session.devices.items()}
-    is_one_machine = len({lane.host for lane in found}) < 2
-    return {
-        lane: ("" if is_one_machine else f"{lane.host}: ")
-        + (lane.name if len(lane.name) <= _LONGEST_LABEL else f"{lane.kind} {index}")
-        for lane, index in found.items()
-    }
+def _test_row(test: TestRun, labels: dict[Lane, str]) -> Iterator[str]:
+    """Yield the cells of a test."""
+    yield test.verdict
+    yield escape(test.test) if test.failure is None else _details(test)
+    yield from (f"{value:.2f}" for value in (test.span.seconds, test.waited, test.device_seconds))
+    devices = ((labels.get(lane, lane.name), share) for lane, share in test.lanes.items())
+    yield escape(", ".join(name if share == 1 else f"{name} (share {share:g})" for name, share in devices))
+    yield escape(", ".join(f"rank {rank}: {format_memory(peak)}" for rank, peak in test.peaks.items()))
 
 
-def _facts(session: Session) -> Iterator[str]:
-    """Yield the facts about a session as a whole."""
-    yield session.host
-    yield f"{datetime.fromtimestamp(session.span.start, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    yield f"took {session.span.seconds:.2f} s"
-    if session.started.shard is not None:
-        yield "shard {}/{}".format(*session.started.shard)
-    killed = "killed: the record has no end of the session"
-    yield killed if session.finished is None else f"exit status {session.finished.status}"
-
-
-def _where(phase: Event) -> str:
-    """Return phase, ranks and place of a failure."""
-    ranks = ranks_text(phase.failed_ranks) if phase.failed_ranks else ""
-    return ", ".join(filter(None, (f"{phase.when} {phase.outcome}", ranks, _place(phase))))
+def _details(test: TestRun) -> str:
+    """Return the name of a test that has failed, above its phases, failure and output, which a click shows."""
+    parts = [f"<details><summary>{escape(test.test)}</summary>"]
+    for phase in test.phases:
+        about = ", ".join(filter(None, (f"{phase.when} {phase.outcome}", _failed_ranks(phase), _place(phase))))
+        lines = [about, *([phase.headline] if phase.headline else [])]
+        for rank in phase.ranks:
+            seconds = f" {rank.stop - rank.start:.2f} s" if rank.start else ""
+            lines.append(f"rank {rank.rank}: {rank.ending}{seconds}")
+        parts.append(f"<p>{'<br/>'.join(map(escape, lines))}</p>")
+        parts += [f"<pre>{escape(phase.failure)}</pre>"] if phase.failure else []
+        parts += [f"<h4>{escape(name)}</h4><pre>{escape(text)}</pre>" for name, text in phase.output.items()]
+    return "\n".join([*parts, "</details>"])

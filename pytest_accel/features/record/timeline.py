@@ -38,21 +38,6 @@ class Lane(NamedTuple):
 
 
 @dataclass(slots=True)
-class Wait:
-    """The wait of a test for its world."""
-
-    requested: Event
-    why: str = ""
-    """The reason for a wait, with the holders of the devices if they are known."""
-    leased: float | None = None
-    """Time at which it had its devices or CPU slots; None if that never happened."""
-    world: Event | None = None
-    """The start of its world."""
-    ended: Event | None = None
-    """The end of a request without a world."""
-
-
-@dataclass(slots=True)
 class TestRun:
     """A run of a test. A test that a plugin runs again has several runs."""
 
@@ -63,8 +48,8 @@ class TestRun:
     worker: str
     """The name of xdist's worker; empty without xdist."""
     phases: list[Event] = field(default_factory=list)
-    wait: Wait | None = None
-    """The wait for its world; None if it used the world of the test before it, or needs none."""
+    wait: Sequence[Event] = ()
+    """The events of its request for a world; empty if it used the world of the test before it, or needs none."""
     world: Event | None = None
     """The start of the ranks in which it ran."""
     lanes: dict[Lane, float] = field(default_factory=dict)
@@ -116,10 +101,15 @@ class TestRun:
     @property
     def waited(self) -> float:
         """Seconds that the test waited for devices or CPU slots; the start of new ranks is not part of it."""
-        if (wait := self.wait) is None:
+        if not self.wait:
             return 0.0
-        ended = None if wait.ended is None else wait.ended.at
-        return (wait.leased or ended or self.until or self.started) - wait.requested.at
+        ended = (one.at for one in self.wait if one.event in ("WorldStarting", "WorldAcquired", "RequestEnded"))
+        return next(ended, self.until or self.started) - self.wait[0].at
+
+    @property
+    def why_waited(self) -> str:
+        """The reason of the wait, with the holders of the devices if they are known; empty if there was none."""
+        return next((one.why for one in self.wait if one.event == "RequestWaits"), "")
 
     @property
     def device_seconds(self) -> float:
@@ -175,30 +165,25 @@ def covered(periods: Iterable[tuple[float, float]]) -> float:
 
 def _session(record: Sequence[Event]) -> Session:
     session = Session(record[0], Period(record[0].at, max(event.at for event in record)))
-    waits: dict[int, Wait] = {}
-    latest_wait: dict[str, Wait] = {}
+    requests: dict[int, list[Event]] = {}
+    latest_request: dict[str, list[Event]] = {}
     running: dict[tuple[str, str], TestRun] = {}
     for event in record:
-        world, wait = session.worlds.get(event.world), waits.get(event.request)
+        world = session.worlds.get(event.world)
         match event.event:
             case "MachineFound":
                 session.machines[event.machine] = event.name
             case "DeviceFound":
                 session.devices[session.device(event.machine, event.device, event.kind)] = event
             case "WorldRequested":
-                waits[event.request] = latest_wait[event.test] = Wait(event)
-            case "RequestWaits" if wait is not None:
-                wait.why = event.why
-            case "RequestEnded" if wait is not None:
-                wait.ended = event
+                latest_request[event.test] = requests[event.request] = [event]
+            case "RequestWaits" | "RequestEnded" | "WorldAcquired":
+                requests.setdefault(event.request, []).append(event)
             case "WorldStarting":
+                requests.setdefault(event.request, []).append(event)
                 session.worlds[event.world] = event
-                if wait is not None:
-                    wait.leased = event.at
             case "WorldReady":
                 session.ready[event.world] = event
-            case "WorldAcquired" if wait is not None:
-                wait.leased, wait.world = wait.leased or event.at, world
             case "TestStarted":
                 running[event.worker, event.test] = run = TestRun(event.test, event.at, event.worker)
                 session.tests.append(run)
@@ -212,7 +197,7 @@ def _session(record: Sequence[Event]) -> Session:
                 run = running[key]
                 _add_phase(run, event)
                 run.world = world or run.world
-                run.wait = run.wait or latest_wait.pop(event.test, None)
+                run.wait = run.wait or latest_request.pop(event.test, ())
                 if event.when not in ("setup", "call"):
                     del running[key]
             case "TestsCollected":
@@ -220,8 +205,9 @@ def _session(record: Sequence[Event]) -> Session:
             case "SessionFinished":
                 session.finished = event
     for run in running.values():  # Tests that were running when the record ended.
-        run.wait = run.wait or latest_wait.get(run.test)
-        run.world = run.world or (None if run.wait is None else run.wait.world)
+        run.wait = run.wait or latest_request.get(run.test, ())
+        acquired = (session.worlds.get(one.world) for one in run.wait if one.event == "WorldAcquired")
+        run.world = run.world or next(acquired, None)
         run.until = session.span.stop if run.verdict == "unfinished" else None
     session.tests.sort(key=lambda run: run.span.start)
     for run in session.tests:

@@ -147,7 +147,7 @@ def test_an_unusable_lock_folder_is_reported(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("inform", "argument command: invalid choice: 'inform'"),
+        ("inform", "no command 'inform'; allowed are durations, trace, "),
         ("--accel sim:none", "--accel sim:none: allowed are sim:N, with N from 1, and sim:FILE.toml"),
         ("--accel sim:missing.toml", "sim topology missing.toml: [Errno 2] No such file or directory"),
         ("--accel sim:2 --accel-ids 2", "--accel-ids: '2' names no device; allowed are 0 (sim-0)"),

@@ -94,6 +94,12 @@ _TESTS = """
     @distributed(2)
     def test_after_errors(rank):
         dist.all_reduce(one())
+
+
+    @distributed(2)
+    def test_without_random_delays(faults, monkeypatch):
+        monkeypatch.setattr("pytest_accel.features.faults.hooks.sleep", None)
+        dist.all_reduce(one())
     """
 
 
@@ -184,6 +190,7 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
             "test_uncaught_error": "FAILED failed: OSError; ranks 0-1",
             "test_unknown_function": "FAILED failed: ValueError; ranks 0-1",
             "test_after_errors": "PASSED",
+            "test_without_random_delays": "PASSED",
         }
     )
     text = "rank 1: kill before call 3 of all_reduce (called 2 times)"

@@ -61,6 +61,12 @@ _SUITE = """
     @pytest.mark.vcr
     def test_fails(served): assert get(served, "three") == (b"hallo" if LAST else b"hello")
 
+    @two
+    @pytest.mark.vcr
+    def test_rank_1_alone(served):
+        if os.environ.get("RANK") == "1":
+            get(served, "five")
+
     @pytest.mark.vcr
     def test_unmarked(served): assert get(served, "four") == b"hello"
     """
@@ -81,14 +87,14 @@ def test_all_ranks_replay_cassettes_and_one_records(pair: Pair) -> None:
     pair.plugin("pytest_recording.plugin")
     pair.write("test_web.py", _SUITE)
     _, marked = pair.run_both("--record-mode=once")
-    assert marked.count() == {"PASSED": 2, "FAILED": 1}
+    assert marked.count() == {"PASSED": 3, "FAILED": 1}
     assert marked.result("test_fails") == "FAILED"
     plain, recorded = _read_cassettes(pair)
     assert plain == recorded
     assert recorded["test_passes.yaml"] == ["one", "two"]
 
     pair.write("offline", "")
-    replayed = pair.marked.run("--block-network", "-n1", "test_web.py")
+    replayed = pair.marked.run("--block-network", "-n1", "test_web.py", "-k", "not alone")
     assert replayed.outcomes() == {"test_passes": "PASSED", "test_fails": "FAILED", "test_unmarked": "PASSED"}
 
     run = pair.marked.run("--record-mode=rewrite", "-k", "test_passes")

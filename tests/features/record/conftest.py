@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from dataclasses import dataclass
@@ -186,8 +185,7 @@ def _run(option: str, suite: Suite, monkeypatch: pytest.MonkeyPatch, shared: Pat
             monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
             monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # It marks a session that a test has started.
             files = [f"--accel-record={name}/record.jsonl", f"--junitxml={name}/junit.xml"]
-            files += [f"--accel-report={name}/report.html"] if importlib.util.find_spec("jinja2") else []
-            run = suite.run(*files, "-k", "not left_out", *filter(None, [option]))
+            run = suite.run(*files, f"--accel-report={name}/report.html", "-k", "not left_out", *filter(None, [option]))
             done.write_text(json.dumps([str(summary.parent), run.text]))
         folder, text = json.loads(done.read_text())
     return Recorded(Path(folder), text)
