@@ -13,7 +13,7 @@ Tests: ``tests/features/resources``. Page: ``docs/how-to/xdist.md``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,8 @@ def pytest_accel_configure(session: AccelSession) -> None:
     session.config.addinivalue_line(
         "markers",
         "needs(*names, **counts): lease these resources of accel_resources while the test runs, as in "
-        'needs("license") or needs(license=2, cores=4, memory="8GiB").',
+        'needs("license") or needs(license=2, cores=4, memory="8GiB"); needs({"port-9000": 1}) for names that are no '
+        "identifiers.",
     )
 
 
@@ -181,7 +182,7 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
                 f"{head}: accel_resources, which names the resources of tests, is not set in the ini file; if the mark "
                 "is the project's own, register it in markers"
             )
-        given: list[tuple[Any, object]] = [*((name, None) for name in mark.args), *mark.kwargs.items()]
+        given = [pair for argument in (*mark.args, mark.kwargs) for pair in _pairs(argument)]
         if not given:
             raise MarkError(f"{head}: needs at least one of {', '.join(names)}")
         for name, value in given:
@@ -196,6 +197,11 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
     keys = tuple(WorldKey(name, need, 0, grouped=False) for name, need in needs.items())
     missing = filter(None, (shortfall(need, machine.of(name)) for name, need in needs.items()))
     return DriverLeases(keys, "; ".join(missing) or None, marks)
+
+
+def _pairs(argument: Any) -> list[tuple[Any, object]]:
+    """Return the names in an argument, each with its number, or with None if the argument is only a name."""
+    return list(argument.items()) if isinstance(argument, Mapping) else [(argument, None)]
 
 
 def _count(head: str, value: object, device: Device) -> int:

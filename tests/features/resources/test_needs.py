@@ -48,7 +48,7 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
             eventually("all locks to be released", lambda: not locked())
 
 
-        @needs("port-9000")
+        @needs({"port-9000": 1})
         class TestClass:
             def test_port(self, accel_resources):
                 assert accel_resources == {"port-9000": (0,)}

@@ -26,7 +26,7 @@ def counts(*marks: pytest.Mark) -> list[tuple[str, int]]:
 
 
 def test_each_name_counts_once_with_the_most_that_any_mark_gives_and_leases_are_in_one_order() -> None:
-    marks = needs("port-9000", license=1), needs(license=2), needs("license", cores=2)
+    marks = needs("port-9000", {"license": 1}), needs(license=2), needs("license", cores=2)
     assert counts(*marks) == [("cores", 2), ("license", 2), ("port-9000", 1)]
     assert leases(marks, MACHINE).missing is None
 
@@ -41,6 +41,7 @@ def test_memory_is_rounded_up_to_its_devices() -> None:
     ("mark", "error"),
     [
         (needs(), "needs(): needs at least one of license, port-9000, memory, cores"),
+        (needs({}), "needs({}): needs at least one of license, port-9000, memory, cores"),
         (
             needs("licence"),
             "needs('licence'): there is no resource 'licence' in accel_resources, allowed are license, port-9000, "
@@ -48,7 +49,7 @@ def test_memory_is_rounded_up_to_its_devices() -> None:
         ),
         (needs(license=0), "needs(license=0): license must be an int >= 1, got 0"),
         (needs(cores=True), "needs(cores=True): cores must be an int >= 1, got True"),
-        (needs(**{"port-9000": "1"}), "needs(port-9000='1'): port-9000 must be an int >= 1, got '1'"),
+        (needs({"port-9000": "1"}), "needs({'port-9000': '1'}): port-9000 must be an int >= 1, got '1'"),
         (
             needs("memory"),
             "needs('memory'): memory must be a positive size such as \"8GiB\", a positive int of bytes, got None",
