@@ -37,11 +37,6 @@ class CollectFile(Struct, frozen=True, tag=True):
 class Command(Enum):
     """A request without arguments."""
 
-    PREPARE = "prepare"
-    """Prepare for tests: verify the devices, and form the process group. The answer is `CannotRun` or None.
-
-    Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
-    """
     TEAR_DOWN = "tear down"
     """Tear down all fixtures that are still set up: no test follows in this world. The answer is `TornDown`."""
     RETIRE = "retire"
@@ -83,8 +78,6 @@ class Collected(Struct, frozen=True, tag=True):
     """The tests of the file that have ``xfail`` marks, but none that applies in the rank."""
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
-    prepared: bool = True
-    """False if the rank needs `PREPARE` before its first test."""
 
 
 class CannotRun(Struct, frozen=True, tag=True):
@@ -294,7 +287,7 @@ RankMessage = (
     | Finished
     | None
 )
-"""None: the rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
+"""None: the rank can collect files. If it was started with torch, its devices and its process group are ready."""
 RankMessages = tuple[RankMessage, ...]
 """The messages that a rank sends together."""
 

@@ -116,8 +116,8 @@ class TestRunner:
         if self._context.in_test and self._test.in_phase:
             pytest.fail("timed out", pytrace=False)
 
-    def collect(self, session: pytest.Session, driver: LinkToDriver, request: CollectFile) -> None:
-        """Collect the file of a test that `driver` is about to request; tell `driver` whether the rank has the test."""
+    def collect(self, session: pytest.Session, request: CollectFile) -> Collected | CannotRun:
+        """Collect the file of a test that the driver is about to request; return whether the rank has the test."""
         node, problem = request.node, ""
         session.config.stash[OWNERS].decide(request.project_marks)
         self._reports.session_devices = request.devices
@@ -133,17 +133,16 @@ class TestRunner:
                     problem += f" ({hidden})"
         except FileSkipped:
             # The rank has none of the file's tests, but `run` reports the requested one as skipped.
-            driver.send(Collected(frozenset([node.family]), prepared=self._context.is_prepared))
+            return Collected(frozenset([node.family]))
         except NotCollected as error:
-            driver.send(CannotRun(str(error), error.headline))
+            return CannotRun(str(error), error.headline)
         except pytest.exit.Exception:
             raise
         except Exception:
-            driver.send(CannotRun(format_exc()))
-        else:
-            families = self._collector.families(node.path)
-            unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
-            driver.send(Collected(families, unexpected, problem, self._context.is_prepared))
+            return CannotRun(format_exc())
+        families = self._collector.families(node.path)
+        unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
+        return Collected(families, unexpected, problem)
 
     def run(self, session: pytest.Session, driver: LinkToDriver, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
