@@ -265,11 +265,6 @@ def rpc_is_running() -> bool:
 # The compiler
 
 
-def compiles_messages() -> bool:
-    """Return whether compiled code may send messages between ranks. The option came after torch 2.8."""
-    return bool(getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False))
-
-
 def watch_operations(before: Callable[[str], None]) -> Any:
     """Return a context manager in which `before` is called with the name of each operation of a process group.
 

@@ -108,6 +108,7 @@ def collectives_in(
     `uses` are the operations that this rank has issued in each of its groups.
     """
     found: dict[str, dict[int, Collective]] = {}
+    issued = {group: use.collectives for group, use in uses.items() if use.collectives is not None}
     for entry in entries:
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL, entries of a group and of the helper that checks it have no name.
         if entry["is_p2p"] or not entry["process_group"][0]:
@@ -120,13 +121,9 @@ def collectives_in(
             shapes=tuple(map(tuple, entry["input_sizes"])),
             done=entry["retired"] or entry["state"] == "completed",
         )
-        of_group = found.setdefault(one.group, {})
-        if of_group and one.number < max(of_group):
-            of_group.clear()  # The entries so far belong to an earlier group of this name.
-        of_group[one.number] = one
-    for group, use in uses.items():
-        if use.collectives is not None and max(found.get(group, (0,))) > use.collectives:
-            del found[group]  # The entries belong to an earlier group of this name.
+        # An entry with a higher number belongs to an earlier group of this name.
+        if one.number <= issued.get(one.group, one.number):
+            found.setdefault(one.group, {})[one.number] = one
     return found
 
 
@@ -166,8 +163,8 @@ def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
     In the rank's main thread, only a wait for an operation has a limit that is known.
     """
     others = _current_frames().keys() - {main_thread().ident, get_ident()}
-    # Another thread with a Python frame may issue operations at any time. Messages of compiled code are not counted.
-    if others or torch_api.compiles_messages() or not has_own_default(context):
+    # Another thread with a Python frame may issue operations at any time.
+    if others or not has_own_default(context):
         return 0.0
     left_out, limit, store = {get_native_id()}, math.inf, context.store
     if wait is None or wait.kind == "exchange":
@@ -244,18 +241,16 @@ def uses(context: RankContext) -> dict[str, GroupUse]:
     """Return what this rank has issued in each of its groups, by the group's name.
 
     The result is empty if torch does not number the ranks as the world does: then equal names do not mean the same
-    group on all ranks. Messages are left out if compiled code may send, which is not counted.
+    group on all ranks.
     """
     if not is_numbered_as_its_world(context):
         return {}
     import torch.distributed as dist
 
-    issued, counts_all = context.operations, not torch_api.compiles_messages()
+    issued = context.operations
     return {
         label(group): GroupUse(
-            tuple(dist.get_process_group_ranks(group)),
-            issued.collectives(group),
-            issued.messages(group) if counts_all else (),
+            tuple(dist.get_process_group_ranks(group)), issued.collectives(group), issued.messages(group)
         )
         for group in torch_api.groups()
     }
