@@ -106,8 +106,7 @@ class MachineInspector:
         for rank, pid in pids.items():
             path = self._path(rank, "flight")
             Path(path).unlink(missing_ok=True)
-            # The signal would terminate a process that does not block it.
-            if FLIGHT_SIGNAL is not None and _blocks(pid, FLIGHT_SIGNAL):
+            if FLIGHT_SIGNAL is not None:
                 with suppress(ProcessLookupError):
                     kill(pid, FLIGHT_SIGNAL)
                     paths[rank] = path
@@ -147,16 +146,6 @@ class MachineInspector:
                 with suppress(OSError):
                     unlink(self._path(rank, file))
         return {}
-
-
-def _blocks(pid: int, number: int) -> bool:
-    """Return whether the process has blocked the signal."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    blocked = next((line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")), "0")
-    return bool(int(blocked, 16) >> (number - 1) & 1)
 
 
 _Method = Callable[[MachineInspector, Mapping[int, Any]], dict[int, Any]]
