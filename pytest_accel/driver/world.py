@@ -145,16 +145,18 @@ class World:
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
+            # Ranks that have no test of the file have stopped in the middle of it: no other test meets them.
+            self.monitor.rule_out(retire=not all(answer.families for answer in answers))
         self._refuse(node)
 
     def _refuse(self, node: NodeRef) -> None:
         """Record that the test `node` is not sent to the ranks, since a rank cannot run it."""
         self._refused = node
         for rank in self._ranks:
-            problem = "" if rank.collected is None else rank.collected.problem
+            problem = None if rank.collected is None else rank.collected.problem
             ending: Ending = "unstarted" if problem else "passed"
-            headline = "" if problem else COULD_RUN
-            rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=problem, headline=headline)
+            text, headline = (problem.text, problem.headline) if problem else ("", COULD_RUN)
+            rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=text, headline=headline)
 
     @property
     def hung_in_collection(self) -> bool:

@@ -70,14 +70,14 @@ FAILED_BY_HOOK = 94
 
 
 class Collected(Struct, frozen=True, tag=True):
-    """The answer to `CollectFile`. A rank that cannot import the file answers with `CannotRun` instead."""
+    """The answer to `CollectFile`. A rank that cannot prepare for tests answers with `CannotRun` instead."""
 
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
     unexpected: frozenset[NodeRef] = frozenset()
     """The tests of the file that have ``xfail`` marks, but none that applies in the rank."""
-    problem: str = ""
-    """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
+    problem: CannotRun | None = None
+    """The reason why the rank cannot run the test, although it may run others; None if it can run it."""
 
 
 class CannotRun(Struct, frozen=True, tag=True):

@@ -238,7 +238,8 @@ class RankPlugin:
             try:
                 if isinstance(request, CollectFile):
                     answer = self._runner.collect(session, request)
-                    driver.send(answer if isinstance(answer, CannotRun) else self._problem or answer)
+                    # Also if this rank does not have the test: ranks wait for each other when they prepare.
+                    driver.send(self._problem or answer)
                 elif request is Command.TEAR_DOWN:
                     self._runner.tear_down(session, driver)
                 elif isinstance(request, RunTest):
