@@ -149,10 +149,6 @@ class MachineInspector:
 
 
 _Method = Callable[[MachineInspector, Mapping[int, Any]], dict[int, Any]]
-_METHODS: Mapping[str, _Method] = {
-    name: method for name, method in vars(MachineInspector).items() if not name.startswith("_")
-}
-"""The methods that another machine may ask for, by name."""
 
 
 class WorldInspector:
@@ -224,7 +220,7 @@ def _receive_answer(call: Connection, method: _Method) -> dict[int, Any]:
 def answer(call: Connection, directory: str, request: Inspection) -> None:
     """Answer a request of the driver; called in a thread of an agent on another machine."""
     with call, suppress(EOFError, OSError):
-        method = _METHODS[request.method]
+        method: _Method = getattr(MachineInspector, request.method)
         form, _ = get_type_hints(method).values()
         given = from_builtins(request.given, form)
         call.send_bytes(encode(method(MachineInspector(directory, request.world), given)))

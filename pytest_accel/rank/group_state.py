@@ -228,13 +228,13 @@ def label(group: ProcessGroup) -> str:
     return DEFAULT_GROUP if group is torch_api.default_group() else str(group.group_name)
 
 
-def labels(names: frozenset[str]) -> list[str | None]:
-    """Return the label of each existing process group with one of the `names`; None for a group of a device mesh.
+def labels(names: frozenset[str]) -> list[str]:
+    """Return the label of each existing process group with one of the `names`.
 
-    torch has no function to destroy the groups of a mesh.
+    Groups of a device mesh are left out: torch has no function to destroy them.
     """
     groups = [group for group, name in torch_api.groups().items() if name in names] if names else []
-    return [None if group.group_desc.startswith("mesh_") else label(group) for group in groups]
+    return [label(group) for group in groups if not group.group_desc.startswith("mesh_")]
 
 
 def uses(context: RankContext) -> dict[str, GroupUse]:

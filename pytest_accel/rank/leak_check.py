@@ -147,13 +147,12 @@ class LeakCheck:
         found: list[Leak] = []
         if before.settings != after.settings:
             found += process_state.restore(before.settings, after.settings)
-        groups = group_state.labels(after.groups - before.groups)
         if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
             if spawned := after.spawned - before.spawned:
                 found += left_running(spawned & find())
             # With a default process group in place, the next test could not make its own.
-            named = [] if self._context.keeps_groups else [label for label in groups if label is not None]
-            found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
+            groups = [] if self._context.keeps_groups else group_state.labels(after.groups - before.groups)
+            found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in groups]
             if self._is_on and may_use_devices:  # torch cannot free all memory of an unusable device.
                 found += grown_memory(self._context, self._memory)
         if after.rpc != before.rpc and torch_api.rpc_is_running():
