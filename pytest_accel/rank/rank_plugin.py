@@ -38,18 +38,9 @@ from pytest_accel.rank.runner import TestRunner
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's options that make a session write or send a file. Only the driver does that."""
-_CHANGES_THE_RUN = (
-    "lf",
-    "failedfirst",
-    "newfirst",
-    "stepwise",
-    "stepwise_skip",
-    "cacheclear",
-    "maxfail",
-    "numprocesses",
-)
-"""Options of pytest and xdist that select, order, stop or distribute tests. Only the driver does that."""
-_DRIVER_PLUGINS = ("lfplugin", "nfplugin", "stepwiseplugin")
+_CHANGES_THE_RUN = ("cacheclear", "maxfail", "numprocesses")
+"""Options of pytest and xdist that empty the cache, and stop or distribute tests. Only the driver does that."""
+_DRIVER_PLUGINS = ("lfplugin", "lfplugin-collwrapper", "nfplugin", "stepwiseplugin")
 """pytest's plugins that select or order tests and store their outcomes. Only the driver uses them."""
 _PACKAGES = frozenset(
     {
