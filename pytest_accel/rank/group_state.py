@@ -45,8 +45,6 @@ _TYPES = {
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
 }  # fmt: skip
 """Name of a `torch.dtype` by c10's name of the type."""
-_ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
-"""The parts of the backend configuration of a group that uses gloo for all devices."""
 _CALLS = {"x86_64": ("202", "219", "232", "281"), "aarch64": ("98", "128", "22")}
 """The numbers of the system calls futex(2), restart_syscall(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
 _FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
@@ -144,7 +142,7 @@ def _operation(context: RankContext) -> RankWait | None:
         return None
     find, channel, number = awaited
     group = find()
-    if group is None or number is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
+    if group is None or number is None or group.name() != "gloo":
         return None
     name, members = label(group), tuple(dist.get_process_group_ranks(group))
     if channel is None:
