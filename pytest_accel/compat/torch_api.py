@@ -91,14 +91,6 @@ def accelerator_error(torch: Any) -> type[Exception] | None:
     return getattr(torch, "AcceleratorError", None)
 
 
-def cublas_workspace_clearing(torch: Any) -> Callable[[], object] | None:
-    """Return the function that frees the workspaces of cuBLAS, which torch's own leak check calls.
-
-    Return None if torch is not built for CUDA, or is no module.
-    """
-    return getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
-
-
 def default_device(torch: Any) -> Any:
     """Return the default device of the module `torch`.
 
@@ -263,11 +255,6 @@ def rpc_is_running() -> bool:
 
 
 # The compiler
-
-
-def compiles_messages() -> bool:
-    """Return whether compiled code may send messages between ranks. The option came after torch 2.8."""
-    return bool(getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False))
 
 
 def watch_operations(before: Callable[[str], None]) -> Any:

@@ -23,10 +23,16 @@ INTERRUPT_SIGNAL: int | None = STACK_SIGNAL + 2 if hasattr(signal, "SIGRTMIN") e
 """Signal that makes a rank whose main thread runs Python code fail its test. None where `FLIGHT_SIGNAL` is."""
 
 
-def block_flight_signal() -> None:
-    """Block `FLIGHT_SIGNAL`, which would terminate this process. Call this before the process has a second thread."""
+def ignore_rank_signals() -> None:
+    """Ignore the signals above, which would terminate this process, and block `FLIGHT_SIGNAL` for a thread's sigwait.
+
+    Call this before the process has a second thread. A new interpreter inherits both.
+    """
+    for number in (STACK_SIGNAL, FLIGHT_SIGNAL, INTERRUPT_SIGNAL):
+        if number is not None:
+            signal.signal(number, SIG_IGN)
     if FLIGHT_SIGNAL is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
+        pthread_sigmask(SIG_BLOCK, {FLIGHT_SIGNAL})  # Linux keeps a blocked signal, also an ignored one.
 
 
 @contextmanager

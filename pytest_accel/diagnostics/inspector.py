@@ -106,8 +106,7 @@ class MachineInspector:
         for rank, pid in pids.items():
             path = self._path(rank, "flight")
             Path(path).unlink(missing_ok=True)
-            # The signal would terminate a process that does not block it.
-            if FLIGHT_SIGNAL is not None and _blocks(pid, FLIGHT_SIGNAL):
+            if FLIGHT_SIGNAL is not None:
                 with suppress(ProcessLookupError):
                     kill(pid, FLIGHT_SIGNAL)
                     paths[rank] = path
@@ -149,21 +148,7 @@ class MachineInspector:
         return {}
 
 
-def _blocks(pid: int, number: int) -> bool:
-    """Return whether the process has blocked the signal."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    blocked = next((line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")), "0")
-    return bool(int(blocked, 16) >> (number - 1) & 1)
-
-
 _Method = Callable[[MachineInspector, Mapping[int, Any]], dict[int, Any]]
-_METHODS: Mapping[str, _Method] = {
-    name: method for name, method in vars(MachineInspector).items() if not name.startswith("_")
-}
-"""The methods that another machine may ask for, by name."""
 
 
 class WorldInspector:
@@ -235,7 +220,7 @@ def _receive_answer(call: Connection, method: _Method) -> dict[int, Any]:
 def answer(call: Connection, directory: str, request: Inspection) -> None:
     """Answer a request of the driver; called in a thread of an agent on another machine."""
     with call, suppress(EOFError, OSError):
-        method = _METHODS[request.method]
+        method: _Method = getattr(MachineInspector, request.method)
         form, _ = get_type_hints(method).values()
         given = from_builtins(request.given, form)
         call.send_bytes(encode(method(MachineInspector(directory, request.world), given)))

@@ -25,7 +25,6 @@ from pytest_accel.driver.output_tail import OutputTail
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.messages.rank_messages import (
     Announced,
-    Collected,
     CollectFile,
     Command,
     DriverRequest,
@@ -110,7 +109,7 @@ class World:
         Return False if a rank of a warm world has died: the test has nothing to do with that, and gets another world.
         """
         self.monitor.begin(monotonic())
-        self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
+        self._await(lambda rank: rank.rank in self.monitor.ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             return False
@@ -141,34 +140,23 @@ class World:
         self._await(lambda rank: rank.collected is not None, hang)
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
-        if len(answers) == len(self._ranks) and self._prepare(answers):
+        if len(answers) == len(self._ranks):
             self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
+            # Ranks that have no test of the file have stopped in the middle of it: no other test meets them.
+            self.monitor.rule_out(retire=not all(answer.families for answer in answers))
         self._refuse(node)
 
     def _refuse(self, node: NodeRef) -> None:
         """Record that the test `node` is not sent to the ranks, since a rank cannot run it."""
         self._refused = node
         for rank in self._ranks:
-            problem = "" if rank.collected is None else rank.collected.problem
+            problem = None if rank.collected is None else rank.collected.problem
             ending: Ending = "unstarted" if problem else "passed"
-            headline = "" if problem else COULD_RUN
-            rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=problem, headline=headline)
-
-    def _prepare(self, answers: Sequence[Collected]) -> bool:
-        """Have the ranks prepare for tests if they have not; return whether all have done so."""
-        if not all(answer.prepared for answer in answers):
-            self._busy = True
-            self.monitor.ready.clear()
-            self._send(Command.PREPARE)
-            self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
-            self._busy = False
-        return all(rank.end is None for rank in self._ranks)
-
-    def _is_ready(self, rank: LinkToRank) -> bool:
-        return rank.rank in self.monitor.ready
+            text, headline = (problem.text, problem.headline) if problem else ("", COULD_RUN)
+            rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=text, headline=headline)
 
     @property
     def hung_in_collection(self) -> bool:

@@ -18,7 +18,7 @@ from gc import enable as enable_gc
 from gc import freeze
 from multiprocessing import process, resource_tracker, util
 from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
-from signal import SIG_IGN, SIGKILL, set_wakeup_fd, signal
+from signal import SIGKILL, set_wakeup_fd
 from traceback import print_exc
 from typing import NoReturn
 from zlib import crc32
@@ -26,7 +26,7 @@ from zlib import crc32
 from pytest_accel.compat.torch_variables import is_read_later
 from pytest_accel.core import processes
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
+from pytest_accel.core.signals import ignore_rank_signals
 from pytest_accel.forkserver.server_messages import file_with, read_file
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import Role, WorldSpec
@@ -47,6 +47,7 @@ def fork_rank(session: SessionSpec, role: Role, *, leave_server: Callable[[], No
         code = 1
         try:
             processes.die_with_parent(server)
+            ignore_rank_signals()
             enable_gc()
             _disown_exit_functions()
             set_wakeup_fd(-1)
@@ -88,9 +89,6 @@ def _variables(session: SessionSpec, spec: WorldSpec, rank: int) -> dict[str, st
 
 def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str, str]) -> NoReturn:
     """Replace this process, a fork of the fork server, by a new interpreter that becomes the rank with `role`."""
-    # A new interpreter inherits that signals are ignored or blocked. Otherwise they would terminate it as it starts.
-    signal(STACK_SIGNAL, SIG_IGN)
-    block_flight_signal()
     tracker: int = resource_tracker.getfd()  # type: ignore[assignment]  # The fork server has started it.
     with file_with((session, role), session.directory) as file:
         for descriptor in (*_descriptors(role), tracker, file.fileno()):

@@ -37,11 +37,6 @@ class CollectFile(Struct, frozen=True, tag=True):
 class Command(Enum):
     """A request without arguments."""
 
-    PREPARE = "prepare"
-    """Prepare for tests: verify the devices, and form the process group. The answer is `CannotRun` or None.
-
-    Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
-    """
     TEAR_DOWN = "tear down"
     """Tear down all fixtures that are still set up: no test follows in this world. The answer is `TornDown`."""
     RETIRE = "retire"
@@ -75,16 +70,14 @@ FAILED_BY_HOOK = 94
 
 
 class Collected(Struct, frozen=True, tag=True):
-    """The answer to `CollectFile`. A rank that cannot import the file answers with `CannotRun` instead."""
+    """The answer to `CollectFile`. A rank that cannot prepare for tests answers with `CannotRun` instead."""
 
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
     unexpected: frozenset[NodeRef] = frozenset()
     """The tests of the file that have ``xfail`` marks, but none that applies in the rank."""
-    problem: str = ""
-    """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
-    prepared: bool = True
-    """False if the rank needs `PREPARE` before its first test."""
+    problem: CannotRun | None = None
+    """The reason why the rank cannot run the test, although it may run others; None if it can run it."""
 
 
 class CannotRun(Struct, frozen=True, tag=True):
@@ -272,10 +265,11 @@ class Finished(Struct, frozen=True, tag=True):
     leaks: tuple[Leak, ...] = ()
     device_error: str = ""
     """The error of work on a device that has made the device unusable for the rank, which must be killed; or empty."""
-    groups: int = 0
-    """Number of process groups that have been created in the rank, by torch's counter."""
-    groups_by_test: int = 0
-    """Number of these process groups that the test has created."""
+    groups: int | None = None
+    """Number of process groups that have been created in the rank, by torch's counter.
+
+    None if torch does not number the ranks as the world does: then the numbers of ranks may differ.
+    """
     unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
@@ -294,7 +288,7 @@ RankMessage = (
     | Finished
     | None
 )
-"""None: the rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
+"""None: the rank can collect files. If it was started with torch, its devices and its process group are ready."""
 RankMessages = tuple[RankMessage, ...]
 """The messages that a rank sends together."""
 

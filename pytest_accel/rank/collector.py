@@ -33,16 +33,12 @@ _LONGEST_NAME = 100
 
 
 class NotCollected(Exception):
-    """The file of a test could not be collected in this rank. The message is the text for the report."""
+    """This rank does not have the test that the driver requests. The message is the text for the report."""
 
     def __init__(self, text: str, headline: str = "") -> None:
         """`headline` is the cause in one line, if it is known."""
         super().__init__(text)
         self.headline = headline
-
-
-class TestNotFound(LookupError):
-    """This rank has not collected the test that the driver requests, or its file has changed. The message says so."""
 
 
 class FileSkipped(Exception):
@@ -139,9 +135,9 @@ class RankCollector:
     def find(self, session: pytest.Session, node: NodeRef, digest: bytes = b"") -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
 
-        `digest` is the digest of the file when the driver collected it. Raise :class:`TestNotFound` if this rank has no
-        such test, or if the file has changed since, :class:`NotCollected` if the collection of the file fails, and
-        :class:`FileSkipped` if the file is skipped as a whole.
+        `digest` is the digest of the file when the driver collected it. Raise :class:`NotCollected` if this rank has no
+        such test, if the file has changed since, or if its collection fails, and :class:`FileSkipped` if the file is
+        skipped as a whole.
         """
         if node.path in self._skipped_files:
             raise FileSkipped(self._skipped_files[node.path])
@@ -149,7 +145,7 @@ class RankCollector:
         if node.path not in self._files:
             if digest and digest_of(text_of(Path(node.path))) not in (b"", digest):
                 text = "has changed since the session collected its tests; run the session again"
-                raise TestNotFound(f"{relpath(node.path, root)} {text}")
+                raise NotCollected(f"{relpath(node.path, root)} {text}")
             self._collect(session, node.path)
         tests = self._files[node.path]
         found = tests.get(node)
@@ -284,11 +280,11 @@ def _argument(path: str, start: Path) -> str:
     return str(next(one for one in (argument, *argument.parents) if not ("[" in str(one) or "::" in str(one))))
 
 
-def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFound:
+def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> NotCollected:
     """Return an error that says how the `tests` of `file` in this rank differ from the driver's test `node`."""
     if node in tests:
         text = f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
-        return TestNotFound(f"{file}: {text}")
+        return NotCollected(f"{file}: {text}")
     function = without_parameters(node.names)
     found = [test.names for test in tests]
     same = [names for names in found if without_parameters(names) == function]
@@ -297,7 +293,7 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
         text += ", with other names or in another order"
     why = ". The parameters of a test must be the same in every process" if same else ""
     listed = ", ".join(map(_shown, (same or found)[:_MOST_NAMES])) or "no test"
-    return TestNotFound(f"{file}: {text}; it has {listed}{why}")
+    return NotCollected(f"{file}: {text}; it has {listed}{why}")
 
 
 def _shown(names: tuple[str, ...]) -> str:

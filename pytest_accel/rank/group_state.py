@@ -45,8 +45,6 @@ _TYPES = {
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
 }  # fmt: skip
 """Name of a `torch.dtype` by c10's name of the type."""
-_ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
-"""The parts of the backend configuration of a group that uses gloo for all devices."""
 _CALLS = {"x86_64": ("202", "219", "232", "281"), "aarch64": ("98", "128", "22")}
 """The numbers of the system calls futex(2), restart_syscall(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
 _FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
@@ -108,6 +106,7 @@ def collectives_in(
     `uses` are the operations that this rank has issued in each of its groups.
     """
     found: dict[str, dict[int, Collective]] = {}
+    issued = {group: use.collectives for group, use in uses.items() if use.collectives is not None}
     for entry in entries:
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL, entries of a group and of the helper that checks it have no name.
         if entry["is_p2p"] or not entry["process_group"][0]:
@@ -120,13 +119,9 @@ def collectives_in(
             shapes=tuple(map(tuple, entry["input_sizes"])),
             done=entry["retired"] or entry["state"] == "completed",
         )
-        of_group = found.setdefault(one.group, {})
-        if of_group and one.number < max(of_group):
-            of_group.clear()  # The entries so far belong to an earlier group of this name.
-        of_group[one.number] = one
-    for group, use in uses.items():
-        if use.collectives is not None and max(found.get(group, (0,))) > use.collectives:
-            del found[group]  # The entries belong to an earlier group of this name.
+        # An entry with a higher number belongs to an earlier group of this name.
+        if one.number <= issued.get(one.group, one.number):
+            found.setdefault(one.group, {})[one.number] = one
     return found
 
 
@@ -147,7 +142,7 @@ def _operation(context: RankContext) -> RankWait | None:
         return None
     find, channel, number = awaited
     group = find()
-    if group is None or number is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
+    if group is None or number is None or group.name() != "gloo":
         return None
     name, members = label(group), tuple(dist.get_process_group_ranks(group))
     if channel is None:
@@ -166,8 +161,8 @@ def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
     In the rank's main thread, only a wait for an operation has a limit that is known.
     """
     others = _current_frames().keys() - {main_thread().ident, get_ident()}
-    # Another thread with a Python frame may issue operations at any time. Messages of compiled code are not counted.
-    if others or torch_api.compiles_messages() or not has_own_default(context):
+    # Another thread with a Python frame may issue operations at any time.
+    if others or not has_own_default(context):
         return 0.0
     left_out, limit, store = {get_native_id()}, math.inf, context.store
     if wait is None or wait.kind == "exchange":
@@ -231,31 +226,29 @@ def label(group: ProcessGroup) -> str:
     return DEFAULT_GROUP if group is torch_api.default_group() else str(group.group_name)
 
 
-def labels(names: frozenset[str]) -> list[str | None]:
-    """Return the label of each existing process group with one of the `names`; None for a group of a device mesh.
+def labels(names: frozenset[str]) -> list[str]:
+    """Return the label of each existing process group with one of the `names`.
 
-    torch has no function to destroy the groups of a mesh.
+    Groups of a device mesh are left out: torch has no function to destroy them.
     """
     groups = [group for group, name in torch_api.groups().items() if name in names] if names else []
-    return [None if group.group_desc.startswith("mesh_") else label(group) for group in groups]
+    return [label(group) for group in groups if not group.group_desc.startswith("mesh_")]
 
 
 def uses(context: RankContext) -> dict[str, GroupUse]:
     """Return what this rank has issued in each of its groups, by the group's name.
 
     The result is empty if torch does not number the ranks as the world does: then equal names do not mean the same
-    group on all ranks. Messages are left out if compiled code may send, which is not counted.
+    group on all ranks.
     """
     if not is_numbered_as_its_world(context):
         return {}
     import torch.distributed as dist
 
-    issued, counts_all = context.operations, not torch_api.compiles_messages()
+    issued = context.operations
     return {
         label(group): GroupUse(
-            tuple(dist.get_process_group_ranks(group)),
-            issued.collectives(group),
-            issued.messages(group) if counts_all else (),
+            tuple(dist.get_process_group_ranks(group)), issued.collectives(group), issued.messages(group)
         )
         for group in torch_api.groups()
     }

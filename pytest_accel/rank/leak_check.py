@@ -26,14 +26,7 @@ import psutil
 
 from pytest_accel.compat import torch_api
 from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
-from pytest_accel.core.clock import monotonic
-from pytest_accel.core.processes import (
-    SHM_MANAGER,
-    children_of,
-    is_computing,
-    is_thread_computing,
-    resource_tracker_pid,
-)
+from pytest_accel.core.processes import SHM_MANAGER, children_of, resource_tracker_pid
 from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
@@ -54,14 +47,12 @@ _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
-_GRACE = 40
-"""Number of looks in a row at which no process or thread computes, after which the test has left them running.
+_LOOKS = 200
+"""Number of these looks, after which the test has left them running: one second, or more on a busy machine.
 
 The workers of an iterator or a thread at its last line need this time. It is counted in looks because on a busy machine
 they get no more of the processor than this process does.
 """
-_LONGEST_GRACE = 5.0
-"""Seconds after which the test has left processes and threads running even if they compute."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -90,8 +81,6 @@ class _Seen(NamedTuple):
     settings: process_state.State
     groups: frozenset[str]
     """The names of the process groups."""
-    created: int
-    """Number of groups that torch has created."""
     rpc: int
     """Number of RPC initialisations."""
 
@@ -123,12 +112,10 @@ class LeakCheck:
         self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
 
     def _look(self) -> _Seen:
-        grouped = self._context.spec.grouped
         return _Seen(
             find() if self._is_on else frozenset(),
             process_state.read() if self._is_on else (),
-            frozenset(torch_api.groups().values()) if grouped else frozenset(),
-            torch_api.created_groups() if grouped else 0,
+            frozenset(torch_api.groups().values()) if self._context.spec.grouped else frozenset(),
             torch_api.rpc_initialisations(),
         )
 
@@ -140,18 +127,15 @@ class LeakCheck:
         """
         found: list[Leak] = []
         before, self._before = self._before, None
-        groups_by_test, context = 0, self._context
+        context = self._context
         if before is not None:
             found = self._leaks(before, self._after, may_use_devices=failed_work is None)
-            if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
-                groups_by_test = self._after.created - before.created
         return Finished(
             leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
             device_error="" if failed_work is None else str(failed_work),
             uses=group_state.uses(context),
-            groups=torch_api.created_groups(),
-            groups_by_test=groups_by_test,
+            groups=torch_api.created_groups() if group_state.is_numbered_as_its_world(context) else None,
             doubt=self._doubt(failed_work if is_expected else None),
             unawaited=context.operations.end(),
             properties=peak_memory(context),
@@ -162,13 +146,12 @@ class LeakCheck:
         found: list[Leak] = []
         if before.settings != after.settings:
             found += process_state.restore(before.settings, after.settings)
-        groups = group_state.labels(after.groups - before.groups)
         if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it has kept of the call.
             if spawned := after.spawned - before.spawned:
                 found += left_running(spawned & find())
             # With a default process group in place, the next test could not make its own.
-            named = [] if self._context.keeps_groups else [label for label in groups if label is not None]
-            found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in named]
+            groups = [] if self._context.keeps_groups else group_state.labels(after.groups - before.groups)
+            found += [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in groups]
             if self._is_on and may_use_devices:  # torch cannot free all memory of an unusable device.
                 found += grown_memory(self._context, self._memory)
         if after.rpc != before.rpc and torch_api.rpc_is_running():
@@ -183,7 +166,7 @@ class LeakCheck:
         context = self._context
         if failed_work is not None and failed_work.seen:
             return f"the test expected an error of a device, which is unusable now: {failed_work}"
-        if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
+        if context.default_group is not None and not group_state.has_own_default(context):
             return "the test destroyed or replaced the world's default process group"
         if torch_api.rpc_initialisations() and not torch_api.rpc_is_running():
             return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
@@ -229,17 +212,11 @@ def left_running(spawned: Spawned) -> list[Leak]:
     if not spawned:
         return []
     collect()
-    deadline = monotonic() + _LONGEST_GRACE
-    idle = 0
-    while True:
+    for _ in range(_LOOKS):
         children = _running(one for one in spawned if isinstance(one, int))
         threads = [one for one in spawned if isinstance(one, Thread) and one.is_alive() and not _may_stay(one)]
-        if not (children or threads) or idle == _GRACE or monotonic() > deadline:
-            break
-        computing = any(map(_is_tree_computing, children)) or any(
-            is_thread_computing(one.native_id or 0) for one in threads
-        )
-        idle = 0 if computing else idle + 1
+        if not (children or threads):
+            return []
         sleep(_INTERVAL)
     return [
         *(Leak(LeakKind.PROCESS, cut_end(words, 80), number=pid) for pid, words in children.items()),
@@ -258,11 +235,6 @@ def _running(pids: Iterable[int]) -> dict[int, str]:
             if child.status() != psutil.STATUS_ZOMBIE and not is_of_library:
                 found[pid] = words
     return found
-
-
-def _is_tree_computing(pid: int) -> bool:
-    """Return whether the process or a descendant, for which it may wait, computes."""
-    return is_computing(pid) or any(map(_is_tree_computing, children_of(pid)))
 
 
 def _may_stay(thread: Thread) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from multiprocessing import process
 from os import getpid
@@ -13,7 +12,6 @@ import pytest
 
 from pytest_accel.core import log, processes
 from pytest_accel.core.session_folder import inner_lock_folder
-from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
@@ -26,10 +24,6 @@ from pytest_accel.rank.rank_plugin import RankPlugin
 
 def run(session: SessionSpec, role: Role) -> int:
     """Run this process as the rank with this `role`; return the exit status of the process."""
-    block_flight_signal()
-    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
-    if INTERRUPT_SIGNAL is not None:
-        signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)  # Until tests run.
     processes.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path

@@ -11,8 +11,8 @@ that keep the result until it is complete, and the methods that wait for the res
 that waits sees the error. Only collectives that tests start are judged, and only gloo's on tensors of the CPU are kept:
 `torch_devices.failed_work` waits for nccl's.
 
-The functions do not see calls in C++, which for messages only compiled code makes (`torch_api.compiles_messages`), nor
-calls of a backend's own object.
+The functions do not see calls in C++, which for messages only compiled code makes (torch._dynamo's option
+`enable_p2p_compilation`), nor calls of a backend's own object.
 """
 
 from __future__ import annotations

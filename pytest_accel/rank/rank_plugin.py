@@ -38,18 +38,9 @@ from pytest_accel.rank.runner import TestRunner
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's options that make a session write or send a file. Only the driver does that."""
-_CHANGES_THE_RUN = (
-    "lf",
-    "failedfirst",
-    "newfirst",
-    "stepwise",
-    "stepwise_skip",
-    "cacheclear",
-    "maxfail",
-    "numprocesses",
-)
-"""Options of pytest and xdist that select, order, stop or distribute tests. Only the driver does that."""
-_DRIVER_PLUGINS = ("lfplugin", "nfplugin", "stepwiseplugin")
+_CHANGES_THE_RUN = ("cacheclear", "maxfail", "numprocesses")
+"""Options of pytest and xdist that empty the cache, and stop or distribute tests. Only the driver does that."""
+_DRIVER_PLUGINS = ("lfplugin", "lfplugin-collwrapper", "nfplugin", "stepwiseplugin")
 """pytest's plugins that select or order tests and store their outcomes. Only the driver uses them."""
 _PACKAGES = frozenset(
     {
@@ -166,9 +157,6 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        # A rank that began without torch prepares for tests after it has imported the first test's file, which may set
-        # variables that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so
-        # it makes no difference.
         if self.context.began_with_torch and self._problem is not None:
             self.refuse(self._problem)
             return True
@@ -197,7 +185,12 @@ class RankPlugin:
 
     @cached_property
     def _problem(self) -> CannotRun | None:
-        """The reason why this rank cannot run tests, or None. The first access prepares the rank for them."""
+        """The reason why this rank cannot run tests, or None. The first access prepares the rank for them.
+
+        A rank that began without torch prepares after it has collected the first test's file, which may set variables
+        that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so it makes no
+        difference.
+        """
         try:
             self._prepare()
         except MaskError as error:
@@ -211,7 +204,6 @@ class RankPlugin:
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""
         context, spec = self.context, self.context.spec
-        context.is_prepared = True
         if context.visible_devices:
             torch_devices.verify(context)
             step("sees exactly its devices")
@@ -236,9 +228,9 @@ class RankPlugin:
             self.context.in_test = True
             try:
                 if isinstance(request, CollectFile):
-                    self._runner.collect(session, driver, request)
-                elif request is Command.PREPARE:
-                    driver.send(self._problem)
+                    answer = self._runner.collect(session, request)
+                    # Also if this rank does not have the test: ranks wait for each other when they prepare.
+                    driver.send(self._problem or answer)
                 elif request is Command.TEAR_DOWN:
                     self._runner.tear_down(session, driver)
                 elif isinstance(request, RunTest):

@@ -40,7 +40,7 @@ from pytest_accel.messages.rank_messages import (
 )
 from pytest_accel.messages.serialization import sketch_warning
 from pytest_accel.rank import device_memory, group_state, torch_devices
-from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
+from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.leak_check import LeakCheck
@@ -116,34 +116,28 @@ class TestRunner:
         if self._context.in_test and self._test.in_phase:
             pytest.fail("timed out", pytrace=False)
 
-    def collect(self, session: pytest.Session, driver: LinkToDriver, request: CollectFile) -> None:
-        """Collect the file of a test that `driver` is about to request; tell `driver` whether the rank has the test."""
-        node, problem = request.node, ""
+    def collect(self, session: pytest.Session, request: CollectFile) -> Collected:
+        """Collect the file of a test that the driver is about to request; return whether the rank has the test."""
+        node, problem = request.node, None
         session.config.stash[OWNERS].decide(request.project_marks)
         self._reports.session_devices = request.devices
         self._output.begin(node)
         self._begun = node
         try:
-            try:
-                self._collector.find(session, node, request.digest)
-            except TestNotFound as error:
-                # The rank can still run other tests of the file, so this is a part of `Collected`.
-                problem = str(error)
-                if (hidden := self._reports.hidden_devices) is not None:
-                    problem += f" ({hidden})"
+            self._collector.find(session, node, request.digest)
         except FileSkipped:
             # The rank has none of the file's tests, but `run` reports the requested one as skipped.
-            driver.send(Collected(frozenset([node.family]), prepared=self._context.is_prepared))
+            return Collected(frozenset([node.family]))
         except NotCollected as error:
-            driver.send(CannotRun(str(error), error.headline))
+            text, hidden = str(error), self._reports.hidden_devices
+            problem = CannotRun(f"{text} ({hidden})" if hidden and not error.headline else text, error.headline)
         except pytest.exit.Exception:
             raise
         except Exception:
-            driver.send(CannotRun(format_exc()))
-        else:
-            families = self._collector.families(node.path)
-            unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
-            driver.send(Collected(families, unexpected, problem, self._context.is_prepared))
+            problem = CannotRun(format_exc())
+        families = self._collector.families(node.path)
+        unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
+        return Collected(families, unexpected, problem)
 
     def run(self, session: pytest.Session, driver: LinkToDriver, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""

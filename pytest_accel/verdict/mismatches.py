@@ -21,7 +21,7 @@ class Mismatch(Struct, frozen=True):
     detail: Literal["collectives", "process groups"]
     """The `Cause.detail` of a failure for this."""
     numbers: Mapping[int, int]
-    """By rank. Collectives are counted since the group was made."""
+    """By rank. Collectives are counted since the group was made, and groups since the ranks were started."""
     group: str = ""
     """Name of the group with the collectives, or `DEFAULT_GROUP`."""
     members: tuple[int, ...] = ()
@@ -48,8 +48,8 @@ def compare_collectives(finished: Mapping[int, Finished]) -> list[Mismatch]:
 
 
 def compare_groups(finished: Mapping[int, Finished]) -> list[Mismatch]:
-    """Return the numbers of process groups that the ranks made in the test; nothing if all are equal."""
-    numbers = {rank: left.groups_by_test for rank, left in finished.items()}
+    """Return the numbers of process groups that the ranks have made; nothing if all are equal."""
+    numbers = {rank: left.groups for rank, left in finished.items() if left.groups is not None}
     return [Mismatch("process groups", numbers)] if len(set(numbers.values())) > 1 else []
 
 

@@ -25,9 +25,9 @@ def test_a_record_has_the_collectives_of_each_group() -> None:
 
 
 def test_collectives_of_a_destroyed_group_with_the_same_name_are_left_out() -> None:
-    again = record(entry(1), entry(2), entry(1, "barrier"))
+    again = record(entry(1), entry(2), entry(1, "barrier"), default_pg=1)
     assert [one.operation for one in again.collectives["default_pg"].values()] == ["barrier"]
-    assert record(entry(1), entry(2), default_pg=1).collectives == {}
+    assert record(entry(1), entry(2), default_pg=0).collectives == {}
     assert record(entry(1, process_group=["", ""])).collectives == {}
     assert record(entry(1), entry(2), default_pg=2).collectives == record(entry(1), entry(2)).collectives
 

@@ -229,17 +229,37 @@ _HANGING = """
 """
 
 
+_IMPORTING = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    assert "RANK" not in os.environ or __name__ == "test_a"
+
+    @pytest.fixture(scope="session")
+    def folder():
+        yield
+        Path(f"cleaned-{{os.environ['RANK']}}").touch()
+
+    @pytest.mark.distributed(2)
+    def test_in_{name}(folder): ...
+"""
+
+
 def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuite) -> None:
     """The world that runs the second test of each file is a new one. Without the teardown, an error would be lost."""
     suite.write("replacing/conftest.py", _FAILING_RESOURCE)
     for name, code in _REPLACES_ITS_WORLD.items():
         suite.write(f"replacing/test_{name}.py", _REPLACING_TEST.format(name=name, code=code))
     suite.write("test_hanging.py", _HANGING)
+    for name in ("a", "b"):
+        suite.write(f"importing/test_{name}.py", _IMPORTING.format(name=name))
     # A busy rank has longer to react to the timeout.
     suite.write("conftest.py", f"from pytest_accel.driver import rank_monitor\nrank_monitor._REACTION = {scaled(2)}\n")
     run = suite.run("-p", "no:randomly", "-p", "tests.late_driver")
     outcomes = {f"test_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD} | {"test_dies": "FAILED ERROR"}
-    outcomes |= dict.fromkeys(("test_hangs", "test_hangs_in_c"), "FAILED")
+    outcomes |= {"test_hangs": "FAILED", "test_hangs_in_c": "FAILED", "test_in_a": "PASSED", "test_in_b": "ERROR"}
     run.expect(outcomes | {f"test_after_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD})
     text = "ranks 0-1: RuntimeError: not given back (fixtures were torn down after this test, since its processes are"
     assert run.failure("test_destroys").startswith(text)
@@ -254,5 +274,5 @@ def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuit
     assert "test_hanging.py::test_hangs: account" not in rest
     # When rank 0 has ended, the barrier of rank 1 fails.
     hanging = sorted(path.name for path in suite.path.glob("*d-?"))
-    assert hanging == ["closed-0", "closed-1", "removed-0", "removed-1"]
+    assert hanging == ["cleaned-0", "cleaned-1", "closed-0", "closed-1", "removed-0", "removed-1"]
     assert "outside of any test" not in run.text
