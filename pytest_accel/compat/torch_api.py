@@ -91,6 +91,14 @@ def accelerator_error(torch: Any) -> type[Exception] | None:
     return getattr(torch, "AcceleratorError", None)
 
 
+def cublas_workspace_clearing(torch: Any) -> Callable[[], object] | None:
+    """Return the function that frees the workspaces of cuBLAS, which torch's own leak check calls.
+
+    Return None if torch is not built for CUDA, or is no module.
+    """
+    return getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
+
+
 def default_device(torch: Any) -> Any:
     """Return the default device of the module `torch`.
 

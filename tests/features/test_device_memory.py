@@ -42,6 +42,7 @@ class Card:
     def __init__(self):
         self.allocated = self.reserved = 0
         self.workspace = None
+        self.pools = [(0, 0)]
         self.calls = Counter()
         self.errors = {}
 
@@ -55,12 +56,18 @@ class Card:
         cuda.memory_reserved = lambda device: self.reserved
         cuda.max_memory_allocated = lambda device: self.reserved
         cuda.reset_peak_memory_stats = lambda device: None
+        cuda.memory_snapshot = lambda: [{"segment_pool_id": pool} for pool in self.pools]
         cuda.synchronize = self.synchronize
         cuda.empty_cache = self.empty_cache
+        torch._C._cuda_clearCublasWorkspaces = self.clear_workspaces
 
     def multiply(self):
         \"\"\"Do what needs a workspace.\"\"\"
         self.workspace = self.workspace or Block(self, WORKSPACE)
+
+    def clear_workspaces(self):
+        self.calls["clear"] += 1
+        self.workspace = None
 
     def empty_cache(self):
         self.calls["empty"] += 1
@@ -108,7 +115,7 @@ import sys
 import pytest
 from tests.inner import note
 from tests.lazy_torch import torch
-from fake_accel import GIB, WORKSPACE, Block
+from fake_accel import GIB, Block
 
 pytestmark = pytest.mark.devices(1)
 KEPT = []
@@ -126,7 +133,7 @@ def test_backward(card):
 
 def test_nothing(card):
     note("ranks", "nothing", os.getpid())
-    assert card.workspace is not None
+    assert card.calls == {"clear": 1}
 
 
 def test_small(card):
@@ -135,7 +142,7 @@ def test_small(card):
 
 def test_keeps_its_cache(card):
     note("ranks", "cached", os.getpid())
-    assert card.reserved == GIB + WORKSPACE
+    assert card.reserved == GIB
     assert "empty" not in card.calls
 
 
@@ -146,11 +153,19 @@ def test_fails_with_a_full_card(card):
 
 def test_finds_the_card_empty(card):
     note("ranks", "failed", os.getpid())
-    assert card.allocated == WORKSPACE
+    assert card.allocated == 0
     assert not hasattr(sys, "last_value")
 
 
+def test_captures_a_graph(card):
+    note("ranks", "before-graph", os.getpid())
+    card.pools.append((0, 1))
+    card.multiply()
+
+
 def test_leaks(card):
+    note("ranks", "after-graph", os.getpid())
+    assert not card.calls
     KEPT.append(Block(card, 16 * GIB))
 
 
@@ -179,8 +194,12 @@ def test_at_last(card):
 def _check_memory(run: Run, ranks: dict[str, str]) -> None:
     """Check the results of `_MEMORY`; `ranks` has the process of each test."""
     # Neither a workspace nor a failed test costs the rank.
-    assert len({ranks[name] for name in ("backward", "nothing", "cached", "failed")}) == 1
-    assert ranks["failed"] != ranks["engine"] == ranks["last"]
+    names = ["backward", "nothing", "cached", "failed", "before-graph"]
+    assert len({ranks[name] for name in names}) == 1
+    assert len({ranks[name] for name in ("before-graph", "after-graph", "engine")}) == 3
+    assert ranks["engine"] == ranks["last"]
+    # A graph may use the workspace, which is therefore not cleared.
+    assert "left 65 MiB more allocated on cuda:0 than it had found" in run.failure("test_captures_a_graph")
     assert "left 16384 MiB more allocated on cuda:0 than it had found" in run.failure("test_leaks")
 
 
@@ -303,7 +322,8 @@ def test_memory_and_errors_that_a_test_leaves_on_a_device(fake: Suite) -> None:
     outcomes = run.outcomes()
     failed = ["test_does_not_wait", "test_fails_because_of_it", "test_expects_one_of_two", "test_expects_another"]
     expected = dict.fromkeys([*failed, "test_fails_with_a_full_card"], "FAILED")
-    run.expect(dict.fromkeys(outcomes, "PASSED") | expected | {"test_leaks": "PASSED ERROR"})
+    expected |= dict.fromkeys(["test_captures_a_graph", "test_leaks"], "PASSED ERROR")
+    run.expect(dict.fromkeys(outcomes, "PASSED") | expected)
     ranks = dict(line.split() for line in fake.read("ranks"))
     _check_errors(run, ranks)
     _check_memory(run, ranks)
