@@ -126,6 +126,11 @@ def _running_times(pid: int) -> dict[str, float]:
     return found
 
 
+def is_thread_computing(number: int) -> bool:
+    """Return True if the thread `number` (`threading.Thread.native_id`) of this process is computing; Linux only."""
+    return _state(Path(f"/proc/self/task/{number}")) in _COMPUTING
+
+
 def _threads(pid: int) -> list[Path]:
     """Return the folder of each thread of the process; none if it has ended."""
     with suppress(OSError):

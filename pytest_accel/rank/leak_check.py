@@ -26,7 +26,14 @@ import psutil
 
 from pytest_accel.compat import torch_api
 from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
-from pytest_accel.core.processes import SHM_MANAGER, children_of, resource_tracker_pid
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.processes import (
+    SHM_MANAGER,
+    children_of,
+    is_computing,
+    is_thread_computing,
+    resource_tracker_pid,
+)
 from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end
 from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
@@ -47,12 +54,14 @@ _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
-_LOOKS = 200
-"""Number of these looks, after which the test has left them running: one second, or more on a busy machine.
+_GRACE = 40
+"""Number of looks in a row at which no process or thread computes, after which the test has left them running.
 
 The workers of an iterator or a thread at its last line need this time. It is counted in looks because on a busy machine
 they get no more of the processor than this process does.
 """
+_LONGEST_GRACE = 5.0
+"""Seconds after which the test has left processes and threads running even if they compute."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -212,11 +221,17 @@ def left_running(spawned: Spawned) -> list[Leak]:
     if not spawned:
         return []
     collect()
-    for _ in range(_LOOKS):
+    deadline = monotonic() + _LONGEST_GRACE
+    idle = 0
+    while True:
         children = _running(one for one in spawned if isinstance(one, int))
         threads = [one for one in spawned if isinstance(one, Thread) and one.is_alive() and not _may_stay(one)]
-        if not (children or threads):
-            return []
+        if not (children or threads) or idle == _GRACE or monotonic() > deadline:
+            break
+        computing = any(map(_is_tree_computing, children)) or any(
+            is_thread_computing(one.native_id or 0) for one in threads
+        )
+        idle = 0 if computing else idle + 1
         sleep(_INTERVAL)
     return [
         *(Leak(LeakKind.PROCESS, cut_end(words, 80), number=pid) for pid, words in children.items()),
@@ -235,6 +250,11 @@ def _running(pids: Iterable[int]) -> dict[int, str]:
             if child.status() != psutil.STATUS_ZOMBIE and not is_of_library:
                 found[pid] = words
     return found
+
+
+def _is_tree_computing(pid: int) -> bool:
+    """Return whether the process or a descendant, for which it may wait, computes."""
+    return is_computing(pid) or any(map(_is_tree_computing, children_of(pid)))
 
 
 def _may_stay(thread: Thread) -> bool:
