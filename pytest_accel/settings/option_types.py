@@ -43,17 +43,16 @@ def text(value: object) -> str:
 
 def order(value: object) -> str:
     """Return the text of an order of devices."""
-    from pytest_accel.hardware.device_order import parse_order
+    from pytest_accel.hardware.device_order import WORDS
 
-    parse_order(given := text(value))
-    return given
+    return given if (given := text(value)) in WORDS else device_names(given)
 
 
 def device_names(value: object) -> str:
     """Return a text of indices or ids of devices with commas between them."""
     from pytest_accel.hardware.device_order import parse_names
 
-    parse_names(given := text(value), "")
+    parse_names(given := text(value))
     return given
 
 

@@ -435,18 +435,16 @@ def machine_for(settings: Settings) -> Machine:
 
     If this process runs inside a rank, the machine has only the devices that the rank holds.
 
-    Raise ValueError for a kind or an order that is not allowed.
+    Raise ValueError for a kind that is not allowed.
     """
     # Imported here, because most sessions need no devices.
-    from pytest_accel.hardware.device_order import parse_order
     from pytest_accel.hardware.held_devices import held_here
-    from pytest_accel.hardware.inventory import Machine, parse_kind
+    from pytest_accel.hardware.inventory import Machine
 
-    order = parse_order(settings.order) if settings.order else None
     return Machine(
-        parse_kind(settings.accel),
+        settings.accel,
         settings.ids,
-        order,
+        settings.order,
         skip_busy=settings.busy == "skip",
         held=held_here(),
         resources=dict(settings.resources),

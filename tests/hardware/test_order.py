@@ -8,14 +8,12 @@ import pytest
 
 from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.hardware.device_order import (
-    Order,
     apply_order,
     by_figures,
     by_nearness,
     by_pci,
     linked,
     parse_names,
-    parse_order,
     select,
     ties,
 )
@@ -26,7 +24,6 @@ THREE = (
     Device("sim", "sim-1", 1, "b", memory_free=30, pci="0000:01:00.0"),
     Device("sim", "sim-2", 2, "c", memory_free=None, pci="0000:02:00.0"),
 )
-WORDS = "fastest, pci, free, near, "
 
 
 def _ids(devices: tuple[Device, ...]) -> str:
@@ -38,9 +35,7 @@ def _ids(devices: tuple[Device, ...]) -> str:
     [("pci", "120"), ("free", "102"), ("2", "201"), ("sim-1,2", "120"), ("fastest", "120"), ("near", "120")],
 )
 def test_an_order_keeps_all_devices(text: str, ids: str) -> None:
-    order = parse_order(f" {text} ")
-    assert _ids(apply_order(order, THREE, make_vendor("sim", "3"))) == ids
-    assert str(order) == text
+    assert _ids(apply_order(text, THREE, make_vendor("sim", "3"))) == ids
 
 
 @pytest.mark.parametrize(
@@ -55,7 +50,7 @@ def test_a_device_is_named_by_id_start_of_the_id_or_index(names: list[str], ids:
     ("names", "what"),
     [
         (["3"], "'3' names no device"),
-        (["gpu"], "'gpu' names no device"),
+        (["gpu-9"], "'gpu-9' names no device"),
         (["sim-"], "'sim-' names several devices"),
         (["sim-1", "1"], "'1' names sim-1 a second time"),
     ],
@@ -65,16 +60,13 @@ def test_an_unknown_name_lists_the_existing_devices(names: list[str], what: str)
     with pytest.raises(ValueError, match=f"^--accel-ids: {re.escape(message)}$"):
         select(names, THREE, "--accel-ids")
     with pytest.raises(ValueError, match=f"^--accel-order: {re.escape(message)}$"):
-        apply_order(Order("ids", tuple(names)), THREE, make_vendor("sim", "3"))
+        apply_order(",".join(names), THREE, make_vendor("sim", "3"))
 
 
-def test_the_errors_of_empty_names_and_of_an_empty_machine() -> None:
-    names = "device ids or indices with commas between them"
+def test_empty_names_words_and_an_empty_machine_are_errors() -> None:
     for text in ("", "0,,1", "0,", "fast", "near,pci"):
-        with pytest.raises(ValueError, match=f"^{re.escape(f'--accel-order {text!r}: allowed are {WORDS}{names}')}$"):
-            parse_order(text)
-    with pytest.raises(ValueError, match=f"^--accel-ids '0,': allowed are {names}$"):
-        parse_names("0,", "--accel-ids")
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            parse_names(text)
     with pytest.raises(ValueError, match=r"^--accel-ids: '0' names no device; allowed are no device: none is there$"):
         select(["0"], (), "--accel-ids")
 

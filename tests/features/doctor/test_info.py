@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.doctor.hooks import look, table
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from tests.features.doctor.conftest import ROOT, run
 from tests.session_server import WITHOUT_TORCH
 
@@ -163,7 +163,7 @@ def test_invalid_settings_are_usage_errors(arguments: str, text: str) -> None:
 
 
 def test_health_and_unknown_holders_and_links_to_other_machines_are_shown() -> None:
-    machine = Machine(parse_kind("sim:2"))
+    machine = Machine("sim:2")
     document = look(machine)
     first, second = document["devices"]
     first["links"] = [
