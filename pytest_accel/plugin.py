@@ -78,7 +78,9 @@ def pytest_load_initial_conftests(
     if not is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
-                options.remove_output(path, option)  # If a conftest fails, no later hook is called.
+                from pytest_accel.core import whole_file
+
+                whole_file.remove(path)  # If a conftest fails, no later hook is called.
     try:
         return (yield)
     except BaseException:
@@ -89,12 +91,12 @@ def pytest_load_initial_conftests(
 
 def _start_log(early_config: pytest.Config, path: str | None) -> None:
     """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
-    from pytest_accel.core import launcher_env, log
+    from pytest_accel.core import launcher_env, log, whole_file
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         alone = not is_xdist_worker() and launcher_env.find_here() is None
         if path is not None and alone and not log.is_on():
-            options.remove_output(path, options.LOG)
+            whole_file.remove(path)
         log.start_session(early_config, path)
 
 
