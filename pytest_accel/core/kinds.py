@@ -216,7 +216,6 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 """The kinds of this package by name, in the order in which ``auto`` tries them."""
-OWN_KINDS = tuple(KINDS)
 KINDS_OF_BACKEND = {"nccl": ("cuda", "rocm"), "xccl": ("xpu",)}
 """The kinds that a backend serves, for backends that do not serve the CPU (``Backend.backend_capability``).
 
@@ -228,7 +227,7 @@ _NO_KINDS = ("auto", "none")
 
 def kinds() -> tuple[str, ...]:
     """Return all kinds in the order in which ``auto`` tries them: this package's own first."""
-    return (*OWN_KINDS, *sorted(published()))
+    return (*KINDS, *sorted(published()))
 
 
 @cache
@@ -239,7 +238,7 @@ def published() -> dict[str, tuple[EntryPoint, ...]]:
     """
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
-        if _NAME.fullmatch(point.name) and point.name not in (*OWN_KINDS, *_NO_KINDS):
+        if _NAME.fullmatch(point.name) and point.name not in (*KINDS, *_NO_KINDS):
             found[point.name] = (*found.get(point.name, ()), point)
     return found
 
@@ -252,5 +251,5 @@ def name_kinds(text: str) -> str:
 def check_kind(kind: str) -> None:
     """Raise ValueError unless `kind` exists."""
     # Entry points are read only for a name that is not one of this package's own kinds.
-    if kind not in OWN_KINDS and kind not in published():
+    if kind not in KINDS and kind not in published():
         raise ValueError(f"kind {kind!r}: allowed are {', '.join(kinds())}")
