@@ -103,7 +103,8 @@ def _kind(value: object) -> str:
     return kind
 
 
-def _time(value: object) -> float:
+def positive_time(value: object) -> float:
+    """Return the seconds, > 0, of a number or of a text such as ``90s``."""
     from pytest_accel.core.units import parse_time
 
     if (seconds := parse_time(value)) == 0:
@@ -123,7 +124,8 @@ def _capability(value: object) -> tuple[int, ...]:
     return parse_capability(value)
 
 
-def _share(value: object) -> Share:
+def share(value: object) -> Share:
+    """Return the share that is given as a fraction or as a size such as ``8GiB``."""
     from pytest_accel.core.device import Share
 
     if isinstance(value, str):
@@ -158,7 +160,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "memory": _Argument(None, 'a positive size such as "40GiB", a positive int of bytes', _memory),
         "capability": _Argument(None, 'a version such as "9.0"', _capability),
         "name": _Argument(None, 'a non-empty pattern such as "*H100*"', _text),
-        "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', _share),
+        "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', share),
         "near": _Argument(None, "one of nvlink, numa, pcie", one_of("nvlink", "numa", "pcie")),
         "fresh": _FRESH,
     },
@@ -170,7 +172,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "kind": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
         "init": _Argument(True, "True or False", _boolean),
-        "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', _time),
+        "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', positive_time),
         "fresh": _FRESH,
         "visible": _Argument("world", "one of world, rank", one_of("world", "rank")),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
@@ -385,15 +387,10 @@ class MarkOwners:
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
 
     @property
-    def by_rule(self) -> frozenset[str]:
-        """The names that are the project's because it has registered them, as far as is known now."""
-        # Not once for all: conftests and plugins may register more.
-        return frozenset() if self._decided is not None else _registered_by_others(tuple(self._lines()))
-
-    @property
     def of_project(self) -> frozenset[str]:
         """The names of the project's own marks, as far as is known now."""
-        return self.by_rule if self._decided is None else self._decided
+        # Not once for all: conftests and plugins may register more.
+        return _registered_by_others(tuple(self._lines())) if self._decided is None else self._decided
 
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""

@@ -6,14 +6,14 @@ Each function raises ``ValueError`` for a value that is not allowed. Imported wh
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from pytest_accel.core import marks
+from pytest_accel.core.device import Share
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.marks import one_of
+from pytest_accel.core.units import parse_memory, parse_time
 from pytest_accel.settings.select_expression import ExplainedError, parse
-
-if TYPE_CHECKING:
-    from pytest_accel.core.device import Share
 
 UNFORKABLE = {
     **dict.fromkeys(("jax", "jaxlib", "tensorflow"), "its runtime has threads, which do not survive a fork"),
@@ -79,6 +79,8 @@ leaks = one_of("warn", "fail", "off")
 schedule = one_of("on", "off", "always")
 launcher = one_of("on", "off")
 mark_owner = one_of("own", "project")
+time = parse_time
+positive_time = marks.positive_time
 
 
 def rank(value: str | int, least: int = 0) -> int:
@@ -86,19 +88,6 @@ def rank(value: str | int, least: int = 0) -> int:
     number = int(value)
     _check(number >= least, value)
     return number
-
-
-def time(value: object) -> float:
-    """Return the seconds, >= 0, of a text such as ``300``, ``90s``, ``5min`` or ``1.5h``."""
-    from pytest_accel.core.units import parse_time
-
-    return parse_time(text(value))
-
-
-def positive_time(value: object) -> float:
-    """Return the same as `time`, but > 0."""
-    _check((seconds := time(value)) > 0, value)
-    return seconds
 
 
 def share(value: object) -> str:
@@ -109,15 +98,11 @@ def share(value: object) -> str:
 
 def parse_share(given: str) -> Share:
     """Return the share in the text `given`."""
-    from pytest_accel.core.device import Share
-    from pytest_accel.core.units import parse_memory
-
     try:
         fraction = float(given)
     except ValueError:
-        return Share(bytes=parse_memory(given))
-    _check(0 < fraction <= 1, given)
-    return Share(fraction=fraction)
+        return marks.share(given)
+    return marks.share(fraction)
 
 
 def planned_machine(value: str) -> tuple[str, int]:
@@ -149,7 +134,6 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
 
     The number of ``memory`` is in bytes. With ``auto``, ``memory`` and ``cores`` are what this process may use.
     """
-    from pytest_accel.core.units import parse_memory
     from pytest_accel.hardware.kernel_files import cpu_slots, usable_memory
     from pytest_accel.hardware.vendors.named import SMALLEST_MEMORY
 
