@@ -265,10 +265,16 @@ def plans(config: pytest.Config) -> bool:
     return config.getoption(PLAN, None) is not None
 
 
+def _from_command_line(config: pytest.Config, option: str) -> Any:
+    """Return the value of `option` on the command line, or None; also before this is fully parsed."""
+    value = config.getoption(option, None)
+    return getattr(config.known_args_namespace, option, None) if value is None else value
+
+
 def find(config: pytest.Config, option: str) -> Any:
     """Return the value of `option` from the first source that sets it, or None. For a driver or a rank."""
     definition = _OPTIONS[option]
-    if (value := config.getoption(option, None)) is not None:
+    if (value := _from_command_line(config, option)) is not None:
         return value
     overridden = getattr(config.known_args_namespace, "override_ini", None) or ()
     is_overridden = any(text.partition("=")[0] == option for text in overridden)
@@ -296,11 +302,8 @@ def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
 
 
 def output_path(config: pytest.Config, option: str) -> str | None:
-    """Return the path of the file of `option`, one of `FILES`; None without this option.
-
-    Works before pytest has fully parsed the command line.
-    """
-    path: str | None = config.getoption(option, None) or getattr(config.known_args_namespace, option, None)
+    """Return the path of the file of `option`, one of `FILES`; None without this option."""
+    path: str | None = _from_command_line(config, option)
     return path if path is None or option == LOG else own_path(path)
 
 
@@ -323,28 +326,19 @@ def settings(config: pytest.Config) -> Settings:
     """Return the settings of the session. Raise ``pytest.UsageError`` for a value that is not allowed."""
     values = {option: find(config, option) for option in _OPTIONS}
     # A misspelt requirement must not be silent.
+    known = {*map(environment_variable, _OPTIONS), *(f"PYTEST_ACCEL_{name}" for name in _OTHER_VARIABLES)}
     for variable in os.environ:
-        if variable.startswith("PYTEST_ACCEL_") and variable.removeprefix("PYTEST_ACCEL_") not in _OTHER_VARIABLES:
-            known = list(map(environment_variable, _OPTIONS))
-            if variable not in known:
-                from difflib import get_close_matches
-
-                close = get_close_matches(variable, known, 1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise pytest.UsageError(f"environment variable {variable}: there is no such setting{hint}")
+        if variable.startswith("PYTEST_ACCEL_") and variable not in known:
+            raise pytest.UsageError(f"environment variable {variable}: there is no such setting")
     return _made_of(values)
 
 
 def sees_launchers(early_config: pytest.Config) -> bool:
-    """Return True if the processes of a launcher form one session. Works before the command line is fully parsed.
+    """Return True if the processes of a launcher form one session.
 
     They do not on a cluster: a launcher such as srun may have started the cluster, and pytest in only one process.
     """
-    launcher, cluster = (
-        getattr(early_config.known_args_namespace, option, None) or find(early_config, option)
-        for option in (LAUNCHER, CLUSTER)
-    )
-    return launcher == "on" and cluster is None
+    return find(early_config, LAUNCHER) == "on" and find(early_config, CLUSTER) is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
