@@ -129,7 +129,12 @@ _OPTIONS: dict[str, _Option] = {
         "(off, default), or the processes are the ranks of one session (on)",
     ),
     CLUSTER: _Option(
-        *("cluster", "CLUSTER", "string", "ray or ray:HOST:PORT"),
+        *(
+            "cluster",
+            "CLUSTER",
+            "string",
+            "ray or ray:HOST:PORT, the address of the cluster's head (ray:// is Ray's client server)",
+        ),
         "run the tests that need devices or several machines on a Ray cluster: this machine's (ray), or the one "
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
     ),
@@ -199,7 +204,9 @@ _OPTIONS: dict[str, _Option] = {
 }
 """The settings of a session, then of a suite. The latter have no command line option (``-o accel_leaks=fail``)."""
 _PLAN = _Option(
-    *("planned_machine", "KIND:N", None, ""),
+    *("planned_machine", "KIND:N", None),
+    "nothing (this machine; a path goes before the option) or KIND:N such as cuda:8, with N an int from 1 to 256 and "
+    "KIND one of {kinds}",
     "show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with how many "
     "workers, then stop",
 )
