@@ -46,8 +46,6 @@ class KindFacts(NamedTuple):
     """Function that counts the devices, as ``module:name``; empty: `device_count` of the kind's module of torch."""
     sees_all: bool = False
     """True if a process may count more devices than its mask shows."""
-    other_package: str | None = None
-    """Top-level package that torch may load for this kind, but does not need."""
     build: tuple[str, str] | None = None
     """Platform that torch must be built for, in ``torch/version.py`` and for people; None if any build will do.
 
@@ -108,7 +106,6 @@ _TABLE = (
         "xpu",
         ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
         ("ZE_", "SYCL_DEVICE_ALLOWLIST"),
-        other_package="intel_extension_for_pytorch",
         build=("xpu", "XPU"),
         vendor="xpu:Xpu",
     ),

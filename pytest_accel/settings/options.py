@@ -129,12 +129,8 @@ _OPTIONS: dict[str, _Option] = {
         "(off, default), or the processes are the ranks of one session (on)",
     ),
     CLUSTER: _Option(
-        *(
-            "cluster",
-            "CLUSTER",
-            "string",
-            "ray or ray:HOST:PORT, the address of the cluster's head (ray:// is Ray's client server)",
-        ),
+        *("cluster", "CLUSTER", "string"),
+        "ray or ray:HOST:PORT, the address of the cluster's head (ray:// is Ray's client server)",
         "run the tests that need devices or several machines on a Ray cluster: this machine's (ray), or the one "
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
     ),
