@@ -29,7 +29,6 @@ from pytest_accel.core.stash_keys import (
     MARKED,
     NOT_RUN,
     OWNERS,
-    RANK_PLUGIN,
     SESSION,
     SKIPPED_FILES,
     is_rank,
@@ -68,7 +67,7 @@ def pytest_load_initial_conftests(
     """
     if GIVEN_OPTIONS in os.environ:
         restore_in_worker()
-    in_rank = early_config.pluginmanager.has_plugin(RANK_PLUGIN)
+    in_rank = is_rank(early_config)
     if not in_rank:  # A rank has begun to write its steps earlier.
         steps = options.output_path(early_config, options.LOG)
         if steps is not None or "PYTEST_ACCEL_LOG" in os.environ:

@@ -80,8 +80,9 @@ def make_pool(
             spec = structs.replace(spec, logs=None)
     coverage = None
     measuring = of_this_process(config)
-    if measuring is not None and (why := shortcoming(measuring)) is not None:
-        show(f"accel: {why}")
+    if measuring is not None and not hasattr(measuring.config, "serialize"):
+        release = sys.modules["coverage"].__version__
+        show(f"accel: coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer")
     elif measuring is not None:
         coverage = DriverCoverage(measuring, basetemp)
         hidden = spec.hidden
@@ -217,11 +218,3 @@ def of_this_process(config: pytest.Config) -> Coverage | None:
         current = getattr(getattr(sys.modules.get("coverage"), "Coverage", None), "current", None)
         coverage = current() if current is not None else None
     return coverage
-
-
-def shortcoming(coverage: Coverage) -> str | None:
-    """Return the reason why this release of coverage cannot measure ranks; None if it can."""
-    if hasattr(coverage.config, "serialize"):
-        return None
-    release = sys.modules["coverage"].__version__
-    return f"coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer"
