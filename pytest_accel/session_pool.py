@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
 for the module, too, which torch has imported. Where the warning is due, this process shows it."""
-_OLDEST = "7.10.3"
-"""The first release of coverage that can serialize its settings for another process."""
 
 
 def make_pool(
@@ -80,9 +78,9 @@ def make_pool(
             spec = structs.replace(spec, logs=None)
     coverage = None
     measuring = of_this_process(config)
-    if measuring is not None and not hasattr(measuring.config, "serialize"):
+    if measuring is not None and not hasattr(measuring.config, "serialize"):  # New in coverage 7.10.3.
         release = sys.modules["coverage"].__version__
-        show(f"accel: coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer")
+        show(f"accel: coverage {release} does not measure what ranks run: install coverage 7.10.3 or newer")
     elif measuring is not None:
         coverage = DriverCoverage(measuring, basetemp)
         hidden = spec.hidden

@@ -30,10 +30,8 @@ class KindFacts(NamedTuple):
     """Every environment variable that restricts which devices a process sees, outermost layer first."""
     shown: tuple[str, ...] = ()
     """First characters of other variables that error messages about masks show."""
-    argument: bool = False
-    """True if ``--accel`` may have text after the kind and a colon."""
     hardware: bool = True
-    """False if ``auto`` never selects the kind."""
+    """False if ``auto`` never selects the kind. ``--accel`` may then have text after the kind and a colon."""
     ranks: bool = True
     """False if no process group accepts tensors of this kind."""
     backend: str | None = None
@@ -199,11 +197,10 @@ _TABLE = (
     ),
     KindFacts("mps", ranks=False, backend="gloo", sees_all=True, torch_index=None, vendor="mps:Mps"),
     KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",), sees_all=True, vendor="privateuse1:PrivateUse1"),
-    KindFacts("cpu", argument=True, hardware=False, backend="gloo", torch_index=None, vendor="cpu:Cpu"),
+    KindFacts("cpu", hardware=False, backend="gloo", torch_index=None, vendor="cpu:Cpu"),
     KindFacts(
         "sim",
         ("SIM_VISIBLE_DEVICES",),
-        argument=True,
         hardware=False,
         backend="gloo",
         torch="cpu",
