@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import Leases
 from pytest_accel.leases.shared_folder import VARIABLE
@@ -47,7 +47,7 @@ def demand(count: int) -> WorldDemand:
 
 def session_leases(accel: str) -> Leases:
     """Return the leases of a session; its lock folder is that of the environment."""
-    return Leases(Machine(parse_kind(accel)), 0, lambda lease: None, waits_for_busy=False)
+    return Leases(Machine(accel), 0, lambda lease: None, waits_for_busy=False)
 
 
 async def uncontended(accel: str) -> float:

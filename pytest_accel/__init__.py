@@ -1,6 +1,6 @@
 """A pytest plugin for distributed and accelerator test suites.
 
-`__all__` lists what other packages may import, from here; the modules below are this project's own.
+Other packages may import the names in `__all__`, from here; the modules below are this project's own.
 
 PYTEST_DONT_REWRITE (ranks are forked from a process that has this package imported already).
 """
@@ -13,49 +13,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_accel.core.device import Device, MaskError, Vendor
-    from pytest_accel.core.stash_keys import is_rank
-    from pytest_accel.features.faults.announcements import Faults
-    from pytest_accel.features.launch.hooks import Launch
-    from pytest_accel.features.launch.launched_script import LaunchError, LaunchResult, LaunchTimeout
-    from pytest_accel.features.record.record_file import RecordError, read_record
-    from pytest_accel.fixtures import Accel, Gather, MakeMesh
-    from pytest_accel.hardware.health import HealthVendor
-    from pytest_accel.verdict.phase_verdict import (
-        LeftBehind,
-        RankDied,
-        RankError,
-        RankHung,
-        RanksDisagree,
-        RankUnstarted,
-    )
-
-__all__ = [
-    "Accel",
-    "Device",
-    "Faults",
-    "Gather",
-    "HealthVendor",
-    "Launch",
-    "LaunchError",
-    "LaunchResult",
-    "LaunchTimeout",
-    "LeftBehind",
-    "LeftoverWarning",
-    "MakeMesh",
-    "MaskError",
-    "PreloadWarning",
-    "RankDied",
-    "RankError",
-    "RankHung",
-    "RankUnstarted",
-    "RanksDisagree",
-    "RecordError",
-    "Vendor",
-    "__version__",
-    "is_rank",
-    "read_record",
-]
+    from pytest_accel.core.device import Device as Device
+    from pytest_accel.core.device import MaskError as MaskError
+    from pytest_accel.core.device import Vendor as Vendor
+    from pytest_accel.core.stash_keys import is_rank as is_rank
+    from pytest_accel.features.faults.announcements import Faults as Faults
+    from pytest_accel.features.launch.hooks import Launch as Launch
+    from pytest_accel.features.launch.launched_script import LaunchError as LaunchError
+    from pytest_accel.features.launch.launched_script import LaunchResult as LaunchResult
+    from pytest_accel.features.launch.launched_script import LaunchTimeout as LaunchTimeout
+    from pytest_accel.features.record.record_file import RecordError as RecordError
+    from pytest_accel.features.record.record_file import read_record as read_record
+    from pytest_accel.fixtures import Accel as Accel
+    from pytest_accel.fixtures import Gather as Gather
+    from pytest_accel.fixtures import MakeMesh as MakeMesh
+    from pytest_accel.hardware.health import HealthVendor as HealthVendor
+    from pytest_accel.verdict.phase_verdict import LeftBehind as LeftBehind
+    from pytest_accel.verdict.phase_verdict import RankDied as RankDied
+    from pytest_accel.verdict.phase_verdict import RankError as RankError
+    from pytest_accel.verdict.phase_verdict import RankHung as RankHung
+    from pytest_accel.verdict.phase_verdict import RanksDisagree as RanksDisagree
+    from pytest_accel.verdict.phase_verdict import RankUnstarted as RankUnstarted
 
 __version__ = "0.1.0"
 
@@ -71,6 +49,7 @@ _HOMES = {
     "verdict.phase_verdict": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }
 """The names that are imported when they are first asked for, by module: most sessions need none of them."""
+__all__ = ["LeftoverWarning", "PreloadWarning", "__version__", *(name for names in _HOMES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,17 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(features.command(name)(given))
 
 
-def _run() -> int:
-    """Run `main`, and return the exit status. Exit silently if the reader of a pipe closes it (``| head``)."""
-    try:
-        status = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout at exit and would report the error again, so stdout is redirected.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(_run())
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Exit silently if the reader of a pipe closes it (``| head``).
+    sys.exit(main())

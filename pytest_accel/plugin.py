@@ -29,7 +29,6 @@ from pytest_accel.core.stash_keys import (
     MARKED,
     NOT_RUN,
     OWNERS,
-    RANK_PLUGIN,
     SESSION,
     SKIPPED_FILES,
     is_rank,
@@ -68,34 +67,28 @@ def pytest_load_initial_conftests(
     """
     if GIVEN_OPTIONS in os.environ:
         restore_in_worker()
-    log = options.output_path(early_config, options.LOG)
-    if log is not None or "PYTEST_ACCEL_LOG" in os.environ:
-        _start_log(early_config, log)
-    if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    in_rank = is_rank(early_config)
+    if not in_rank:  # A rank has begun to write its steps earlier.
+        steps = options.output_path(early_config, options.LOG)
+        if steps is not None or "PYTEST_ACCEL_LOG" in os.environ:
+            from pytest_accel.core import log
+
+            log.start_session(early_config, steps)
         features.register(early_config, "start")
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
-    if not is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    if not is_xdist_worker() and not in_rank:
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
-                options.remove_output(path, option)  # If a conftest fails, no later hook is called.
+                from pytest_accel.core import whole_file
+
+                whole_file.remove(path)  # If a conftest fails, no later hook is called.
     try:
         return (yield)
     except BaseException:
         if LAUNCHED in early_config.stash:  # No session starts that would end the agents.
             early_config.stash[LAUNCHED].end(int(pytest.ExitCode.USAGE_ERROR))
         raise
-
-
-def _start_log(early_config: pytest.Config, path: str | None) -> None:
-    """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
-    from pytest_accel.core import launcher_env, log
-
-    if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        alone = not is_xdist_worker() and launcher_env.find_here() is None
-        if path is not None and alone and not log.is_on():
-            options.remove_output(path, options.LOG)
-        log.start_session(early_config, path)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -39,8 +39,8 @@ class ReportHooks:
         ]
 
     def _foreign_marks(self) -> list[str]:
-        names = self._session.config.stash[OWNERS].by_rule
-        if not names:
+        names = self._session.config.stash[OWNERS].of_project
+        if self._session.settings.marks is not None or not names:
             return []
         from pytest_accel.unmarked_tests import header_line
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
 for the module, too, which torch has imported. Where the warning is due, this process shows it."""
-_OLDEST = "7.10.3"
-"""The first release of coverage that can serialize its settings for another process."""
 
 
 def make_pool(
@@ -80,8 +78,9 @@ def make_pool(
             spec = structs.replace(spec, logs=None)
     coverage = None
     measuring = of_this_process(config)
-    if measuring is not None and (why := shortcoming(measuring)) is not None:
-        show(f"accel: {why}")
+    if measuring is not None and not hasattr(measuring.config, "serialize"):  # New in coverage 7.10.3.
+        release = sys.modules["coverage"].__version__
+        show(f"accel: coverage {release} does not measure what ranks run: install coverage 7.10.3 or newer")
     elif measuring is not None:
         coverage = DriverCoverage(measuring, basetemp)
         hidden = spec.hidden
@@ -217,11 +216,3 @@ def of_this_process(config: pytest.Config) -> Coverage | None:
         current = getattr(getattr(sys.modules.get("coverage"), "Coverage", None), "current", None)
         coverage = current() if current is not None else None
     return coverage
-
-
-def shortcoming(coverage: Coverage) -> str | None:
-    """Return the reason why this release of coverage cannot measure ranks; None if it can."""
-    if hasattr(coverage.config, "serialize"):
-        return None
-    release = sys.modules["coverage"].__version__
-    return f"coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer"

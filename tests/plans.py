@@ -10,7 +10,7 @@ from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
 from pytest_accel.features.launchers.machines_starter import Layout, RankMachine, missing_place
-from pytest_accel.hardware.inventory import KindSpec, Machine, PretendedMachine
+from pytest_accel.hardware.inventory import Machine, PretendedMachine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
@@ -38,7 +38,7 @@ def resources(
     hypothetical: bool = False,
 ) -> Resources:
     """Return the resources of a session with `count` devices of `kind`, or without an accelerator if `kind` is None."""
-    machine = PretendedMachine(count, kind) if kind else Machine(KindSpec("none"))
+    machine = PretendedMachine(count, kind) if kind else Machine("none")
     machine.slots = 6
     return Resources(
         machine,

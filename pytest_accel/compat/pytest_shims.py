@@ -13,7 +13,11 @@ from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
 from typing import Any, Literal
 
+import _pytest.logging
 import pytest
+from _pytest import assertion, debugging, junitxml, skipping, unittest
+from _pytest._code import Traceback
+from _pytest.mark.structures import NodeKeywords
 
 from pytest_accel.core.frames import is_library
 
@@ -46,8 +50,6 @@ def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
     pytest does so when it starts to collect; a rank collects each file separately. Call this once the session has its
     arguments.
     """
-    from _pytest import assertion
-
     config = session.config
     # All files on the command line, since one file may import another.
     named = (config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args)
@@ -133,10 +135,8 @@ def forget_failures(item: pytest.Item) -> None:
 
 def expects_failure(item: pytest.Item) -> bool:
     """Return whether a mark xfail of `item` applies in this process, or has a condition that cannot be evaluated."""
-    from _pytest.skipping import evaluate_xfail_marks
-
     try:
-        return evaluate_xfail_marks(item) is not None
+        return skipping.evaluate_xfail_marks(item) is not None
     except (Exception, pytest.fail.Exception):
         return True
 
@@ -164,8 +164,6 @@ def filter_frames(item: pytest.Item, hidden: re.Pattern[str]) -> None:
     """
     # pytest has no public way: `__tracebackhide__` would hide frames of a module in all failures.
     config: Any = item.config
-    from _pytest._code import Traceback
-
     filtered = type(item)._traceback_filter
 
     def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
@@ -207,8 +205,6 @@ def attach_log_handlers_directly() -> None:
     It attaches two handlers to each logger that does not propagate, in each phase. torch has 42 such loggers, which
     takes a tenth of the processor time of a small test, and a third of that without the 516 locks.
     """
-    import _pytest.logging
-
     original: Any = _pytest.logging.catching_logs
     if "attached_loggers" not in getattr(original, "__slots__", ()):
         return  # Another release, which may attach handlers only to the root logger.
@@ -275,9 +271,6 @@ def hide_names_of_tests(config: pytest.Config) -> None:
 
 def copy_item(item: Any, name: str, nodeid: str) -> Any:
     """Return a copy of the test `item` with another name and node id. The caller gives it a stash of its own."""
-    from _pytest.mark.structures import NodeKeywords
-    from _pytest.unittest import TestCaseFunction
-
     copied = copy.copy(item)
     for attribute in ("own_markers", "extra_keyword_matches", "user_properties", "_report_sections"):
         setattr(copied, attribute, copy.copy(getattr(item, attribute)))
@@ -286,7 +279,7 @@ def copy_item(item: Any, name: str, nodeid: str) -> Any:
     copied.keywords = NodeKeywords(copied)
     copied.keywords.update(item.keywords)
     vars(copied).pop("location", None)  # The cache of a property.
-    if isinstance(item, TestCaseFunction):  # pytest would look up the method by the item's name.
+    if isinstance(item, unittest.TestCaseFunction):  # pytest would look up the method by the item's name.
         copied._getinstance = functools.partial(copied.parent.obj, copied.originalname)
     if hasattr(copied, "_initrequest"):
         copied._initrequest()
@@ -295,8 +288,6 @@ def copy_item(item: Any, name: str, nodeid: str) -> Any:
 
 def rename(item: pytest.Item, name: str, nodeid: str) -> None:
     """Give `item` another name and node id; only the id if it is a method of a `TestCase`, which runs by its name."""
-    from _pytest.unittest import TestCaseFunction
-
     if (item.name, item.nodeid) == (name, nodeid):
         return
     own = vars(item)
@@ -305,7 +296,7 @@ def rename(item: pytest.Item, name: str, nodeid: str) -> None:
     if item.nodeid != nodeid and instance is not None and getattr(own.get("_obj"), "__self__", None) is instance:
         del own["_instance"], own["_obj"]
     _set_id(item, nodeid)
-    if not isinstance(item, TestCaseFunction):
+    if not isinstance(item, unittest.TestCaseFunction):
         item.name = name
 
 
@@ -328,9 +319,7 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
     only the last has a hook that runs before the debugger's first output. When a debugger stops again at a breakpoint
     of its own, `may` is called again, because pytest has resumed capturing in the meantime.
     """
-    from _pytest.debugging import pytestPDB
-
-    original: Any = pytestPDB._init_pdb
+    original: Any = debugging.pytestPDB._init_pdb
 
     def init(method: str, *args: Any, **kwargs: Any) -> Any:
         if not may(method):
@@ -346,7 +335,7 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
         debugger.setup = setup_again
         return debugger
 
-    pytestPDB._init_pdb = init  # type: ignore[method-assign]
+    debugging.pytestPDB._init_pdb = init  # type: ignore[method-assign]
 
 
 class _NoDebugger:
@@ -371,9 +360,7 @@ def junit_log(config: pytest.Config) -> Any:
     """Return the object that collects the report of ``--junitxml``; None without this option and in an xdist worker."""
     # The public way is the fixtures `record_xml_attribute` and `record_testsuite_property`, whose records are lost in a
     # rank.
-    from _pytest.junitxml import xml_key
-
-    return config.stash.get(xml_key, None)
+    return config.stash.get(junitxml.xml_key, None)
 
 
 def make_junit_log(config: pytest.Config) -> Any:
@@ -381,20 +368,16 @@ def make_junit_log(config: pytest.Config) -> Any:
 
     pytest makes no such object in a process with `config.workerinput`. It is not registered, so it writes no file.
     """
-    from _pytest.junitxml import LogXML, xml_key
-
     path = getattr(config.option, "xmlpath", None)
     if not path:
         return None
-    config.stash[xml_key] = log = LogXML(path, None, family=config.getini("junit_family"))
+    config.stash[junitxml.xml_key] = log = junitxml.LogXML(path, None, family=config.getini("junit_family"))
     return log
 
 
 def forget_junit_log(config: pytest.Config) -> None:
     """Hide the object of :func:`junit_log` from pytest's fixtures and from the end of its junitxml plugin."""
-    from _pytest.junitxml import xml_key
-
-    del config.stash[xml_key]
+    del config.stash[junitxml.xml_key]
 
 
 def terminal_file(config: pytest.Config) -> tuple[Any, str]:

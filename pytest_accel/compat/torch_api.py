@@ -190,12 +190,10 @@ def make_fake_store(refuse: Callable[..., NoReturn]) -> Store:
 def default_backend(device_type: str) -> str:
     """Return the backend that torch uses for devices of a type.
 
-    `get_default_backend_for_device`: since torch 2.6. Without it, this reads torch's table of the same contents.
+    `get_default_backend_for_device`, since torch 2.6, reads the same table.
     """
     import torch.distributed as dist
 
-    if hasattr(dist, "get_default_backend_for_device"):
-        return dist.get_default_backend_for_device(device_type)
     backend: str | None = dist.Backend.default_device_backend_map.get(device_type)
     if backend is None:
         raise ValueError(f"Default backend not registered for device : {device_type}")  # torch's text.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import suppress
+from traceback import walk_tb
 
 from pytest_accel.core import launcher_env
 from pytest_accel.messages.serialization import exception_text
@@ -70,11 +71,8 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False, about_ma
 
 def _is_of_environment(error: KeyError) -> bool:
     """Return whether `error` was raised by `os.environ` for a variable that only ranks have."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    raised_by = None if frame is None else frame.tb_frame.f_globals.get("__name__")
-    return raised_by == "os" and error.args[0] in _RANK_VARIABLES
+    raised_by = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    return raised_by[-1:] == ["os"] and error.args[0] in _RANK_VARIABLES
 
 
 def add_hint(error: BaseException, hint: str) -> None:

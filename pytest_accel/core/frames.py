@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import _current_frames
 from threading import main_thread
+from traceback import walk_stack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,10 +89,8 @@ def place_of_main_thread() -> str:
 
     Called in another thread of this process.
     """
-    frame = _current_frames().get(main_thread().ident or 0)
-    while frame is not None:
+    for frame, line in walk_stack(_current_frames()[main_thread().ident or 0]):
         code = frame.f_code
         if not is_library(code.co_filename):
-            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
+            return f"{code.co_filename}:{line} in {code.co_name}"
     return ""

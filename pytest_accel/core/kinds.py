@@ -30,10 +30,8 @@ class KindFacts(NamedTuple):
     """Every environment variable that restricts which devices a process sees, outermost layer first."""
     shown: tuple[str, ...] = ()
     """First characters of other variables that error messages about masks show."""
-    argument: bool = False
-    """True if ``--accel`` may have text after the kind and a colon."""
     hardware: bool = True
-    """False if ``auto`` never selects the kind."""
+    """False if ``auto`` never selects the kind. ``--accel`` may then have text after the kind and a colon."""
     ranks: bool = True
     """False if no process group accepts tensors of this kind."""
     backend: str | None = None
@@ -46,8 +44,6 @@ class KindFacts(NamedTuple):
     """Function that counts the devices, as ``module:name``; empty: `device_count` of the kind's module of torch."""
     sees_all: bool = False
     """True if a process may count more devices than its mask shows."""
-    other_package: str | None = None
-    """Top-level package that torch may load for this kind, but does not need."""
     build: tuple[str, str] | None = None
     """Platform that torch must be built for, in ``torch/version.py`` and for people; None if any build will do.
 
@@ -108,7 +104,6 @@ _TABLE = (
         "xpu",
         ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
         ("ZE_", "SYCL_DEVICE_ALLOWLIST"),
-        other_package="intel_extension_for_pytorch",
         build=("xpu", "XPU"),
         vendor="xpu:Xpu",
     ),
@@ -202,11 +197,10 @@ _TABLE = (
     ),
     KindFacts("mps", ranks=False, backend="gloo", sees_all=True, torch_index=None, vendor="mps:Mps"),
     KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",), sees_all=True, vendor="privateuse1:PrivateUse1"),
-    KindFacts("cpu", argument=True, hardware=False, backend="gloo", torch_index=None, vendor="cpu:Cpu"),
+    KindFacts("cpu", hardware=False, backend="gloo", torch_index=None, vendor="cpu:Cpu"),
     KindFacts(
         "sim",
         ("SIM_VISIBLE_DEVICES",),
-        argument=True,
         hardware=False,
         backend="gloo",
         torch="cpu",
@@ -216,7 +210,6 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 """The kinds of this package by name, in the order in which ``auto`` tries them."""
-OWN_KINDS = tuple(KINDS)
 KINDS_OF_BACKEND = {"nccl": ("cuda", "rocm"), "xccl": ("xpu",)}
 """The kinds that a backend serves, for backends that do not serve the CPU (``Backend.backend_capability``).
 
@@ -228,7 +221,7 @@ _NO_KINDS = ("auto", "none")
 
 def kinds() -> tuple[str, ...]:
     """Return all kinds in the order in which ``auto`` tries them: this package's own first."""
-    return (*OWN_KINDS, *sorted(published()))
+    return (*KINDS, *sorted(published()))
 
 
 @cache
@@ -239,7 +232,7 @@ def published() -> dict[str, tuple[EntryPoint, ...]]:
     """
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
-        if _NAME.fullmatch(point.name) and point.name not in (*OWN_KINDS, *_NO_KINDS):
+        if _NAME.fullmatch(point.name) and point.name not in (*KINDS, *_NO_KINDS):
             found[point.name] = (*found.get(point.name, ()), point)
     return found
 
@@ -252,5 +245,5 @@ def name_kinds(text: str) -> str:
 def check_kind(kind: str) -> None:
     """Raise ValueError unless `kind` exists."""
     # Entry points are read only for a name that is not one of this package's own kinds.
-    if kind not in OWN_KINDS and kind not in published():
+    if kind not in KINDS and kind not in published():
         raise ValueError(f"kind {kind!r}: allowed are {', '.join(kinds())}")

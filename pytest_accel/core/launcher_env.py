@@ -34,7 +34,7 @@ class LauncherEnv(NamedTuple):
     job: tuple[str, ...]
     """Values that identify this launch: all its processes on all machines have them, and no other processes."""
     parent: str = ""
-    """Identity of the process that has started the processes of this machine, if `job` is empty; else empty."""
+    """Process id of the parent of all processes of this machine, if `job` is empty; else empty."""
 
     @property
     def about(self) -> str:
@@ -127,7 +127,8 @@ def recognized(environ: Mapping[str, str]) -> Iterator[LauncherEnv]:
         except ValueError:
             continue
         job = tuple(environ[name] for name in variables.job if name in environ)
-        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, "" if job else _parent())
+        parent = "" if job else str(os.getppid())
+        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, parent)
 
 
 def variables_here(environ: Mapping[str, str]) -> dict[str, str]:
@@ -180,17 +181,3 @@ def without_local_rank(args: Sequence[str]) -> list[str]:
 def find_here() -> LauncherEnv | None:
     """Call :func:`find` with this process's environment, and return its result; None in an xdist worker."""
     return None if is_xdist_worker() else find(os.environ)
-
-
-def _parent() -> str:
-    """Return the pid of the parent process and the time of its start, which tells it from others with this pid.
-
-    Return only the pid if nothing else can be learned. The parent may be outside of this container: its pid is 0 then.
-    """
-    import psutil
-
-    parent = os.getppid()
-    try:
-        return f"{parent}-{psutil.Process(parent).create_time()}"
-    except psutil.Error:
-        return str(parent)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
@@ -62,11 +63,14 @@ def _count_or_all(value: object) -> int | str:
 
 
 def _or_list(read: Callable[[Any], Any]) -> Callable[[object], Any]:
-    """Return a function that reads one value as `read` does, and a non-empty list or tuple of such values as a list."""
+    """Return a function that reads one value as `read` does, and a non-empty list or tuple of such values as a list.
+
+    The list has each value once.
+    """
 
     def read_each(value: object) -> object:
         if isinstance(value, (list, tuple)) and value:
-            return [read(one) for one in value]
+            return list(dict.fromkeys(map(read, value)))
         return read(value)
 
     return read_each
@@ -103,7 +107,8 @@ def _kind(value: object) -> str:
     return kind
 
 
-def _time(value: object) -> float:
+def positive_time(value: object) -> float:
+    """Return the seconds, > 0, of a number or of a text such as ``90s``."""
     from pytest_accel.core.units import parse_time
 
     if (seconds := parse_time(value)) == 0:
@@ -123,7 +128,8 @@ def _capability(value: object) -> tuple[int, ...]:
     return parse_capability(value)
 
 
-def _share(value: object) -> Share:
+def share(value: object) -> Share:
+    """Return the share that is given as a fraction or as a size such as ``8GiB``."""
     from pytest_accel.core.device import Share
 
     if isinstance(value, str):
@@ -149,7 +155,6 @@ _KIND = _Argument(None, "one of {kinds}", _kind)
 _FRESH = _Argument(False, "True or False", _boolean)
 _AT_LEAST = _Argument(1, "an int >= 1", _count)
 
-# The first argument of each mark may be given by position.
 _ARGUMENTS: dict[str, dict[str, _Argument]] = {
     "devices": {
         "n": _Argument(1, 'an int >= 1 or "all"', _count_or_all),
@@ -158,7 +163,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "memory": _Argument(None, 'a positive size such as "40GiB", a positive int of bytes', _memory),
         "capability": _Argument(None, 'a version such as "9.0"', _capability),
         "name": _Argument(None, 'a non-empty pattern such as "*H100*"', _text),
-        "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', _share),
+        "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', share),
         "near": _Argument(None, "one of nvlink, numa, pcie", one_of("nvlink", "numa", "pcie")),
         "fresh": _FRESH,
     },
@@ -170,7 +175,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "kind": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
         "init": _Argument(True, "True or False", _boolean),
-        "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', _time),
+        "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', positive_time),
         "fresh": _FRESH,
         "visible": _Argument("world", "one of world, rank", one_of("world", "rank")),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
@@ -189,12 +194,17 @@ _EFFECTS = {
 }
 
 
-def _signature(name: str) -> str:
-    first, *others = (f"{argument}={definition.default!r}" for argument, definition in _ARGUMENTS[name].items())
-    return f"{name}({', '.join([first, '*', *others])})"
+def _signature(name: str) -> Signature:
+    """Return the signature of a mark. Only its first argument may be given by position."""
+    first, *others = (
+        Parameter(argument, Parameter.KEYWORD_ONLY, default=definition.default)
+        for argument, definition in _ARGUMENTS[name].items()
+    )
+    return Signature([first.replace(kind=Parameter.POSITIONAL_OR_KEYWORD), *others])
 
 
-MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECTS.items())
+_SIGNATURES = {name: _signature(name) for name in _ARGUMENTS}
+MARKER_LINES = tuple(f"{name}{_SIGNATURES[name]}: {effect}" for name, effect in _EFFECTS.items())
 """Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
 _DESELECTED = re.compile(r"\bnot\s+(devices|distributed)\b(?!\s*\()")
 _COMPARED = re.compile(r"\b(devices|distributed)\s*\(")
@@ -221,27 +231,17 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
 
     `resources` are names that count as kinds, too. Raise :class:`MarkError` if an argument is not allowed.
     """
-    table = _ARGUMENTS[mark.name]
+    table, signature = _ARGUMENTS[mark.name], _SIGNATURES[mark.name]
     first = next(iter(table))
     head = f"@pytest.mark.{mark.name}"
-    given = dict(mark.kwargs)
-    if len(mark.args) > 1 or (mark.args and first in given):
-        text = f"@pytest.mark.{mark_text(mark)}: at most one argument may be positional, {first}, and given once"
-        raise MarkError(text, foreign=mark.name)
-    if mark.args:
-        given[first] = mark.args[0]
+    try:
+        given = signature.bind(*mark.args, **mark.kwargs).arguments
+    except TypeError as error:
+        text = f"@pytest.mark.{mark_text(mark)}: {error}; the mark is {mark.name}{signature}"
+        raise MarkError(text, foreign=mark.name) from None
     checked: dict[str, Any] = {}
     for argument, value in given.items():
-        definition = table.get(argument)
-        if definition is None:
-            from difflib import get_close_matches
-
-            close = get_close_matches(argument, table, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            text = (
-                f"{head}({argument}={value!r}): there is no argument {argument}{hint}, allowed are {', '.join(table)}"
-            )
-            raise MarkError(text, foreign=mark.name)
+        definition = table[argument]
         if value is None and definition.default is None:
             continue
         try:
@@ -255,10 +255,6 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
                 allowed += f"; or a name of accel_resources: {', '.join(resources)}"
             text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
             raise MarkError(text, foreign=mark.name) from None
-    for argument, what in (("world_size", "size"), ("backend", "backend")):
-        listed = checked.get(argument)
-        if isinstance(listed, list) and len(set(listed)) < len(listed):
-            raise MarkError(f"{head}({argument}={listed!r}): {argument} must name each {what} once, got {listed!r}")
     counts = _as_list(checked.get(first, table[first].default))
     if "at_least" in checked and ALL not in counts:
         number = checked.get(first, table[first].default)
@@ -385,15 +381,10 @@ class MarkOwners:
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
 
     @property
-    def by_rule(self) -> frozenset[str]:
-        """The names that are the project's because it has registered them, as far as is known now."""
-        # Not once for all: conftests and plugins may register more.
-        return frozenset() if self._decided is not None else _registered_by_others(tuple(self._lines()))
-
-    @property
     def of_project(self) -> frozenset[str]:
         """The names of the project's own marks, as far as is known now."""
-        return self.by_rule if self._decided is None else self._decided
+        # Not once for all: conftests and plugins may register more.
+        return _registered_by_others(tuple(self._lines())) if self._decided is None else self._decided
 
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""

@@ -31,7 +31,7 @@ _ALL_USERS = 1 << 32
 _WRITABLE_BY_OTHERS = 0o022
 _PREFIX = "accel-"
 _LOCK = "session.lock"
-_LONGEST_DIRECTORY = 80
+_LONGEST_PARENT = 64
 """Characters; the path of a socket may have at most 104 on macOS and 108 on Linux (unix(7))."""
 _claims: dict[str, int] = {}
 """The descriptor of the locked lock file of each folder that this process uses."""
@@ -59,21 +59,15 @@ def create() -> str:
     The folder is in the temporary folder if no other user can replace folders there, else in ``/tmp``. If that is not
     sticky either, the machine protects no program's temporary files.
     """
-    directory = _create()
+    parent = tempfile.gettempdir()
+    try:
+        ensure_safe(parent)
+        is_suitable = len(parent) <= _LONGEST_PARENT
+    except OSError:
+        is_suitable = False
+    directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent if is_suitable else TEMPORARY)
     claim(directory)
     return directory
-
-
-def _create() -> str:
-    try:
-        ensure_safe(tempfile.gettempdir())
-    except OSError:
-        return tempfile.mkdtemp(prefix=_PREFIX, dir=TEMPORARY)
-    directory = tempfile.mkdtemp(prefix=_PREFIX)
-    if len(directory) <= _LONGEST_DIRECTORY:
-        return directory
-    rmtree(directory)
-    return tempfile.mkdtemp(prefix=_PREFIX, dir=TEMPORARY)
 
 
 def ensure(directory: str) -> None:

@@ -3,74 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, get_args
 
 from pytest_accel.core.device import Device, Near, Vendor
 
-How = Literal["fastest", "pci", "free", "near", "ids"]
+WORDS = ("fastest", "pci", "free", "near")
+"""The values of ``--accel-order``."""
 _LINK_WEIGHTS: dict[Near, float] = {"nvlink": 1000.0, "pcie": 1.0, "numa": 1.0}
 """Weights of links: an NVLink counts far more than a common PCIe switch or NUMA node."""
 _SAME_MODEL_WEIGHT = 1e6
 """Weight of equal models. Ranks on unlike devices wait for the slower one, and a model may not fit on both."""
 _NEAR_WEIGHT = 1e9
 """Weight of a link that the test asks for, which has precedence over everything else."""
-_WORDS: tuple[How, ...] = tuple(how for how in get_args(How) if how != "ids")
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A parsed ``--accel-order``: one of its words, or the devices that come first (ids, starts of ids, or indices)."""
-
-    how: How
-    ids: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return ",".join(self.ids) if self.how == "ids" else self.how
-
-
-def parse_order(text: str) -> Order:
-    """Parse ``fastest``, ``pci``, ``free``, ``near`` or ``ID,ID…``; raise ValueError if an id is empty."""
-    for how in _WORDS:
-        if text.strip() == how:
-            return Order(how)
-    return Order("ids", parse_names(text, "--accel-order", _WORDS))
-
-
-def parse_names(text: str, option: str, words: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the entries of ``ID,ID…``; raise ValueError, with `option` and its `words`, if one of them is no id."""
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return the entries of ``ID,ID…``: ids, starts of ids, or indices; raise ValueError if one of them is empty."""
     names = tuple(entry.strip() for entry in text.split(","))
-    # An entry of letters only is a misspelt word. On a machine without devices, no other check would report it.
-    if not all(names) or any(map(str.isalpha, names)):
-        allowed = "".join(f"{word}, " for word in words)
-        raise ValueError(f"{option} {text!r}: allowed are {allowed}device ids or indices with commas between them")
+    if not all(names):
+        raise ValueError(text)
     return names
 
 
-def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tuple[Device, ...]:
-    """Return all `devices` in `order`.
+def apply_order(order: str, devices: Sequence[Device], vendor: Vendor) -> tuple[Device, ...]:
+    """Return all `devices` in `order`, one of `WORDS`.
 
     ``free`` sorts by the memory that was free at discovery; ``near`` puts well-linked devices next to each other.
-    Explicit ids put the named devices first and keep the others; raise ValueError if a named device does not exist.
     """
-    if order.how == "fastest":
+    if order == "fastest":
         return vendor.fastest(devices)
-    if order.how == "pci":
+    if order == "pci":
         return by_pci(devices)
-    if order.how == "free":
-        return tuple(sorted(devices, key=lambda device: device.memory_free or -1, reverse=True))
-    if order.how == "near":
+    if order == "near":
         return by_nearness(devices)
-    first = select(order.ids, devices, "--accel-order")
-    return (*first, *(device for device in devices if device not in first))
+    return tuple(sorted(devices, key=lambda device: device.memory_free or -1, reverse=True))
 
 
-def select(names: Sequence[str], devices: Sequence[Device], option: str) -> tuple[Device, ...]:
-    """Return the devices in `names`, in that order.
+def select(names: Sequence[str], devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the devices in `names` (``--accel-ids``), in that order.
 
-    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with `option` and the
-    devices, if a name matches no device, several devices, or a device that another name has selected.
+    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with the devices, if a name
+    matches no device, several devices, or a device that another name has selected.
     """
     there = ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices))
     allowed = f"allowed are {there or 'no device: none is there'}"
@@ -83,9 +56,9 @@ def select(names: Sequence[str], devices: Sequence[Device], option: str) -> tupl
             matches = [device for device in devices if device.id.lower().startswith(name.lower())]
         if len(matches) != 1:
             problem = "names several devices" if matches else "names no device"
-            raise ValueError(f"{option}: {name!r} {problem}; {allowed}")
+            raise ValueError(f"--accel-ids: {name!r} {problem}; {allowed}")
         if matches[0] in chosen:
-            raise ValueError(f"{option}: {name!r} names {matches[0].id} a second time; {allowed}")
+            raise ValueError(f"--accel-ids: {name!r} names {matches[0].id} a second time; {allowed}")
         chosen += matches
     return tuple(chosen)
 

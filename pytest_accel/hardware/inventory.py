@@ -14,7 +14,7 @@ from pytest_accel.core.device import Device, DeviceNeed, Vendor, is_private
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.hardware.device_order import Order, apply_order, parse_names, select
+from pytest_accel.hardware.device_order import apply_order, parse_names, select
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.kernel_files import cpu_slots
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
@@ -23,21 +23,10 @@ if TYPE_CHECKING:
     from pytest_accel.hardware.held_devices import HeldDevices
 
 
-@dataclass(frozen=True, slots=True)
-class KindSpec:
-    """A parsed ``--accel``: ``auto``, ``none`` or a kind, and the argument after its colon."""
+def parse_kind(text: str) -> tuple[str, str | None]:
+    """Return the two parts of a value of ``--accel``: ``auto``, ``none`` or a kind, and the argument after its colon.
 
-    name: str
-    argument: str | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.argument is None else f"{self.name}:{self.argument}"
-
-
-def parse_kind(text: str) -> KindSpec:
-    """Parse a value of ``--accel``; raise ValueError, with the allowed values, for an unknown kind.
-
-    The argument after the colon is checked later, by the vendor.
+    Raise ValueError, with the allowed values, for an unknown kind. The vendor checks the argument later.
     """
     name, colon, argument = text.strip().partition(":")
     if name not in ("auto", "none"):
@@ -49,7 +38,7 @@ def parse_kind(text: str) -> KindSpec:
             raise ValueError(f"--accel {text!r}: say how many devices: sim:8, or sim:FILE.toml")
     elif colon:
         raise ValueError(f"--accel {text!r}: {name} takes nothing after a colon")
-    return KindSpec(name, argument if colon else None)
+    return name, argument if colon else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +50,7 @@ class Inventory:
     devices: tuple[Device, ...] = ()
     """The devices in the session's order."""
     order: str = ""
-    """Value of ``--accel-order``; if empty, the order is the inherited mask's, or PCI order without a mask."""
+    """``--accel-order``; if empty, the order is that of ``--accel-ids`` or of the inherited mask, else PCI order."""
     inherited: Mapping[str, str] = field(default_factory=dict)
     """Mask variables that the session has inherited, with their values."""
     present: int = 0
@@ -81,20 +70,20 @@ class Inventory:
 class Machine:
     """Discovers the devices of this machine, each kind once and on first use.
 
-    `spec` is ``--accel``. `only` is ``--accel-ids``: ids or indices of devices that the inherited mask leaves, in
-    the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
-    environment that the session inherited (if None, this process's). `skip_busy` is True for ``accel_busy = skip``:
-    devices that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which
-    this session runs; it leaves out other devices, except pretended ones, which it shares with nobody. `resources` are
-    the named resources, each a kind of its own, with their numbers (`Settings.resources`). If an id or index does not
-    exist, the first access to `session` raises ValueError.
+    `accel` is ``--accel``. `only` is ``--accel-ids``: ids or indices of devices that the inherited mask leaves, in the
+    order that the session uses. `order` is ``--accel-order``, if given. `environ` is the environment that the session
+    inherited (if None, this process's). `skip_busy` is True for ``accel_busy = skip``: devices that others use are left
+    out, if the vendor can find out. `held` are the devices of the rank inside which this session runs; it leaves out
+    other devices, except pretended ones, which it shares with nobody. `resources` are the named resources, each a kind
+    of its own, with their numbers (`Settings.resources`). If an id or index does not exist, the first access to
+    `session` raises ValueError.
     """
 
     def __init__(
         self,
-        spec: KindSpec,
+        accel: str,
         only: str | None = None,
-        order: Order | None = None,
+        order: str = "",
         environ: Mapping[str, str] | None = None,
         skip_busy: bool = False,
         held: HeldDevices | None = None,
@@ -104,12 +93,12 @@ class Machine:
         """True if the devices are a cluster's, in place of this machine's."""
         self.held = held
         self.resources = dict(resources)
-        self._spec = spec
+        self._kind, self._argument = parse_kind(accel)
         self._skip_busy = skip_busy
         # Stored now: devices may be discovered later in an xdist worker, which has another pid.
         self.main_pid = held.server if held is not None else os.getpid()
         """The process whose descendants count as this session's users of devices."""
-        self._only = None if only is None else parse_names(only, "--accel-ids")
+        self._only = None if only is None else parse_names(only)
         self._order = order
         self._environ = dict(os.environ if environ is None else environ)
         self._vendors: dict[str, Vendor] = {}
@@ -140,15 +129,15 @@ class Machine:
         """Return the argument for `kind` after the colon of ``--accel``, or None; the number of a named resource."""
         if kind in self.resources:
             return str(self.resources[kind])
-        return self._spec.argument if kind == self._spec.name else None
+        return self._argument if kind == self._kind else None
 
     @cached_property
     def session(self) -> Inventory:
         """Devices for tests that name no kind: of the kind in ``--accel``, or of the first kind with hardware."""
-        if self._spec.name == "none":
+        if self._kind == "none":
             return Inventory("none", notes=("--accel none: accelerators are left alone",))
-        if self._spec.name != "auto":
-            vendor = self.vendor(self._spec.name)
+        if self._kind != "auto":
+            vendor = self.vendor(self._kind)
             return replace(self._take(vendor, is_session_kind=True), named=vendor.ranks)
         notes: tuple[str, ...] = ()
         for kind in kinds():
@@ -188,7 +177,7 @@ class Machine:
     def _take(self, vendor: Vendor, is_session_kind: bool) -> Inventory:
         """Discover the devices of `vendor` and apply masks and options to them.
 
-        Options that name devices apply to the session's kind only; `is_session_kind` is True if `vendor` has that kind.
+        ``--accel-ids`` applies to the session's kind only; `is_session_kind` is True if `vendor` has that kind.
         """
         with _in_vendor(vendor.kind):
             found = vendor.discover()
@@ -199,20 +188,16 @@ class Machine:
             visible = tuple(one for one in visible if vendor.kind == self.held.kind and one.id in self.held.devices)
         inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
         devices, notes = visible, vendor.notes
-        order = self._order if is_session_kind or self._order is None or self._order.how != "ids" else None
         if is_session_kind and found and self._only is not None:
-            devices = select(self._only, visible, "--accel-ids")
+            devices = select(self._only, visible)
             notes += (f"--accel-ids {','.join(self._only)} leaves {len(devices)} of {len(visible)}",)
-        if order is not None and order.how == "ids" and found:
-            # Indices count the devices that the mask leaves, as in --accel-ids.
-            devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
-        elif order is not None and order.how != "ids":
-            devices = apply_order(order, devices, vendor)
+        if self._order:
+            devices = apply_order(self._order, devices, vendor)
         devices, busy = self._without_busy(vendor, devices)
         return Inventory(
             kind=vendor.kind,
             devices=devices,
-            order=str(order or ""),
+            order=self._order,
             inherited=inherited,
             present=len(found),
             visible=len(visible),
@@ -299,7 +284,7 @@ class PretendedMachine(Machine):
 
     def __init__(self, count: int, kind: str, resources: Mapping[str, int] = MappingProxyType({})) -> None:
         """See :class:`Machine` for `resources`."""
-        super().__init__(KindSpec(kind), resources=resources)
+        super().__init__("none", resources=resources)
         devices = tuple(Device(kind, f"{kind}-{number}", number, "pretended") for number in range(count))
         self.session = Inventory(kind, devices, present=count, visible=count)
 

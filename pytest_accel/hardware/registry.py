@@ -20,7 +20,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     argument, cannot be loaded, is not a vendor, or is published twice.
     """
     if facts := KINDS.get(kind):
-        if argument is not None and not facts.argument:
+        if argument is not None and facts.hardware:
             raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
         own: Vendor = pkgutil.resolve_name(f"pytest_accel.hardware.vendors.{facts.vendor}")(facts, argument)
         return own

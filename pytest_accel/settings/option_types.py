@@ -6,14 +6,15 @@ Each function raises ``ValueError`` for a value that is not allowed. Imported wh
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from pytest_accel.core import marks
+from pytest_accel.core.device import Share
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.marks import one_of
-from pytest_accel.settings.select_expression import ExplainedError, parse
-
-if TYPE_CHECKING:
-    from pytest_accel.core.device import Share
+from pytest_accel.core.units import parse_memory, parse_time
+from pytest_accel.hardware.device_order import WORDS, parse_names
+from pytest_accel.settings.select_expression import parse
 
 UNFORKABLE = {
     **dict.fromkeys(("jax", "jaxlib", "tensorflow"), "its runtime has threads, which do not survive a fork"),
@@ -41,19 +42,18 @@ def text(value: object) -> str:
     raise ValueError(value)
 
 
-def order(value: object) -> str:
-    """Return the text of an order of devices."""
-    from pytest_accel.hardware.device_order import parse_order
+def output_file(value: object) -> str:
+    """Return the path of a file to write.
 
-    parse_order(given := text(value))
-    return given
+    A Python file is not allowed: it is a test file after an option whose own value was forgotten.
+    """
+    _check(not (path := text(value)).endswith(".py"), value)
+    return path
 
 
 def device_names(value: object) -> str:
     """Return a text of indices or ids of devices with commas between them."""
-    from pytest_accel.hardware.device_order import parse_names
-
-    parse_names(given := text(value), "")
+    parse_names(given := text(value))
     return given
 
 
@@ -66,11 +66,14 @@ def boolean(value: object) -> bool:
     return word in ("1", "true", "yes", "on")
 
 
+order = one_of(*WORDS)
 busy = one_of("ignore", "skip", "wait")
 leaks = one_of("warn", "fail", "off")
 schedule = one_of("on", "off", "always")
 launcher = one_of("on", "off")
 mark_owner = one_of("own", "project")
+time = parse_time
+positive_time = marks.positive_time
 
 
 def rank(value: str | int, least: int = 0) -> int:
@@ -78,19 +81,6 @@ def rank(value: str | int, least: int = 0) -> int:
     number = int(value)
     _check(number >= least, value)
     return number
-
-
-def time(value: object) -> float:
-    """Return the seconds, >= 0, of a text such as ``300``, ``90s``, ``5min`` or ``1.5h``."""
-    from pytest_accel.core.units import parse_time
-
-    return parse_time(text(value))
-
-
-def positive_time(value: object) -> float:
-    """Return the same as `time`, but > 0."""
-    _check((seconds := time(value)) > 0, value)
-    return seconds
 
 
 def share(value: object) -> str:
@@ -101,27 +91,17 @@ def share(value: object) -> str:
 
 def parse_share(given: str) -> Share:
     """Return the share in the text `given`."""
-    from pytest_accel.core.device import Share
-    from pytest_accel.core.units import parse_memory
-
     try:
         fraction = float(given)
     except ValueError:
-        return Share(bytes=parse_memory(given))
-    _check(0 < fraction <= 1, given)
-    return Share(fraction=fraction)
+        return marks.share(given)
+    return marks.share(fraction)
 
 
 def planned_machine(value: str) -> tuple[str, int]:
     """Return kind and number of ``KIND:N`` with N up to `_MOST_PLANNED`."""
-    try:
-        ((kind, number),) = require(value)
-        _check(number <= _MOST_PLANNED, value)
-    except ValueError:
-        raise ExplainedError(
-            f"must be nothing (this machine) or KIND:N such as cuda:8, with N an int from 1 to {_MOST_PLANNED} and "
-            f"KIND one of {', '.join(kinds())}, got {value!r} (a path goes before the option)"
-        ) from None
+    ((kind, number),) = require(value)
+    _check(number <= _MOST_PLANNED, value)
     return kind, number
 
 
@@ -141,7 +121,6 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
 
     The number of ``memory`` is in bytes. With ``auto``, ``memory`` and ``cores`` are what this process may use.
     """
-    from pytest_accel.core.units import parse_memory
     from pytest_accel.hardware.kernel_files import cpu_slots, usable_memory
     from pytest_accel.hardware.vendors.named import SMALLEST_MEMORY
 
@@ -189,11 +168,6 @@ def shard(value: object) -> tuple[int, int]:
 def cluster(value: object) -> str:
     """Return ``ray`` or ``ray:HOST:PORT``."""
     given = text(value)
-    if given.startswith("ray://"):
-        raise ExplainedError(
-            f"must be ray or ray:HOST:PORT, got {given!r}: ray:// is the address of Ray's client server, but this "
-            "machine must be a node of the cluster; give the address of the cluster's head (--port of `ray start`)"
-        )
     _check(re.fullmatch(r"ray(:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5})?", given, re.ASCII) is not None, value)
     return given
 

@@ -39,7 +39,8 @@ class Settings(NamedTuple):
 
     accel: str = "auto"
     ids: str | None = None
-    order: str = "fastest"
+    order: str | None = None
+    """The order of the devices; None for that of `ids`, if given, else the fastest first."""
     require: tuple[tuple[str, int], ...] = ()
     """Pairs of a kind and the minimum number of its devices."""
     strict: bool = False
@@ -90,11 +91,11 @@ _OPTIONS: dict[str, _Option] = {
     ),
     IDS: _Option(
         *("device_names", "IDS", None, "indices or ids of devices with commas between them"),
-        "the devices that the session may use: 0,2 or ids (default: all that it can see)",
+        "the devices that the session may use, in this order: 0,2 or ids (default: all that it can see)",
     ),
     ORDER: _Option(
-        *("order", "ORDER", "string", "fastest, pci, free, near, or ids with commas between them"),
-        "the order in which devices are numbered: fastest (default), pci, free, near, or ids with commas",
+        *("order", "ORDER", "string", "fastest, pci, free or near"),
+        "the order in which devices are numbered: fastest (default), pci, free or near",
     ),
     "accel_require": _Option(
         *("require", "KIND:N", "string"),
@@ -128,7 +129,8 @@ _OPTIONS: dict[str, _Option] = {
         "(off, default), or the processes are the ranks of one session (on)",
     ),
     CLUSTER: _Option(
-        *("cluster", "CLUSTER", "string", "ray or ray:HOST:PORT"),
+        *("cluster", "CLUSTER", "string"),
+        "ray or ray:HOST:PORT, the address of the cluster's head (ray:// is Ray's client server)",
         "run the tests that need devices or several machines on a Ray cluster: this machine's (ray), or the one "
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
     ),
@@ -198,7 +200,9 @@ _OPTIONS: dict[str, _Option] = {
 }
 """The settings of a session, then of a suite. The latter have no command line option (``-o accel_leaks=fail``)."""
 _PLAN = _Option(
-    *("planned_machine", "KIND:N", None, ""),
+    *("planned_machine", "KIND:N", None),
+    "nothing (this machine; a path goes before the option) or KIND:N such as cuda:8, with N an int from 1 to 256 and "
+    "KIND one of {kinds}",
     "show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with how many "
     "workers, then stop",
 )
@@ -208,8 +212,6 @@ FILES = {
     REPORT: "write an HTML page about the session to this file: tests, use of devices, waits, failures, skips",
 }
 """The options with the path of a file to write, and their help."""
-BEGINNINGS = {RECORD: b"{", REPORT: b"<", LOG: b"012"}
-"""The possible first bytes of each file; the lines of ``--accel-log`` begin with the time."""
 _LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
@@ -243,7 +245,8 @@ def add_options(parser: pytest.Parser) -> None:
     _add_argument(reports.addoption, PLAN, _PLAN, nargs="?", const=())
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
     for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
-        _add_argument(reports.addoption, option, _Option("text", "FILE", None, "the path of a file", help_text))
+        allowed = "the path of a file to write, and of no Python file"
+        _add_argument(reports.addoption, option, _Option("output_file", "FILE", None, allowed, help_text))
     # These describe the suite rather than one session, so they can only be set in the ini file.
     rules = "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)"
     parser.addini(RULES, rules, type="linelist", default=[])
@@ -264,10 +267,16 @@ def plans(config: pytest.Config) -> bool:
     return config.getoption(PLAN, None) is not None
 
 
+def _from_command_line(config: pytest.Config, option: str) -> Any:
+    """Return the value of `option` on the command line, or None; also before this is fully parsed."""
+    value = config.getoption(option, None)
+    return getattr(config.known_args_namespace, option, None) if value is None else value
+
+
 def find(config: pytest.Config, option: str) -> Any:
     """Return the value of `option` from the first source that sets it, or None. For a driver or a rank."""
     definition = _OPTIONS[option]
-    if (value := config.getoption(option, None)) is not None:
+    if (value := _from_command_line(config, option)) is not None:
         return value
     overridden = getattr(config.known_args_namespace, "override_ini", None) or ()
     is_overridden = any(text.partition("=")[0] == option for text in overridden)
@@ -294,22 +303,9 @@ def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
     return config.getoption(PLAN, None) or None
 
 
-def remove_output(path: str, option: str) -> None:
-    """Remove an earlier file of `option`. Raise ``pytest.UsageError`` if `path` is another file."""
-    from pytest_accel.core import whole_file
-
-    try:
-        whole_file.remove(path, BEGINNINGS[option])
-    except FileExistsError as error:
-        raise pytest.UsageError(f"{flag(option)} {path}: {error.strerror}; name a new file, or remove it") from None
-
-
 def output_path(config: pytest.Config, option: str) -> str | None:
-    """Return the path of the file of `option`, one of `FILES`; None without this option.
-
-    Works before pytest has fully parsed the command line.
-    """
-    path: str | None = config.getoption(option, None) or getattr(config.known_args_namespace, option, None)
+    """Return the path of the file of `option`, one of `FILES`; None without this option."""
+    path: str | None = _from_command_line(config, option)
     return path if path is None or option == LOG else own_path(path)
 
 
@@ -332,28 +328,19 @@ def settings(config: pytest.Config) -> Settings:
     """Return the settings of the session. Raise ``pytest.UsageError`` for a value that is not allowed."""
     values = {option: find(config, option) for option in _OPTIONS}
     # A misspelt requirement must not be silent.
+    known = {*map(environment_variable, _OPTIONS), *(f"PYTEST_ACCEL_{name}" for name in _OTHER_VARIABLES)}
     for variable in os.environ:
-        if variable.startswith("PYTEST_ACCEL_") and variable.removeprefix("PYTEST_ACCEL_") not in _OTHER_VARIABLES:
-            known = list(map(environment_variable, _OPTIONS))
-            if variable not in known:
-                from difflib import get_close_matches
-
-                close = get_close_matches(variable, known, 1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise pytest.UsageError(f"environment variable {variable}: there is no such setting{hint}")
+        if variable.startswith("PYTEST_ACCEL_") and variable not in known:
+            raise pytest.UsageError(f"environment variable {variable}: there is no such setting")
     return _made_of(values)
 
 
 def sees_launchers(early_config: pytest.Config) -> bool:
-    """Return True if the processes of a launcher form one session. Works before the command line is fully parsed.
+    """Return True if the processes of a launcher form one session.
 
     They do not on a cluster: a launcher such as srun may have started the cluster, and pytest in only one process.
     """
-    launcher, cluster = (
-        getattr(early_config.known_args_namespace, option, None) or find(early_config, option)
-        for option in (LAUNCHER, CLUSTER)
-    )
-    return launcher == "on" and cluster is None
+    return find(early_config, LAUNCHER) == "on" and find(early_config, CLUSTER) is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
@@ -434,18 +421,16 @@ def machine_for(settings: Settings) -> Machine:
 
     If this process runs inside a rank, the machine has only the devices that the rank holds.
 
-    Raise ValueError for a kind or an order that is not allowed.
+    Raise ValueError for a kind that is not allowed.
     """
     # Imported here, because most sessions need no devices.
-    from pytest_accel.hardware.device_order import parse_order
     from pytest_accel.hardware.held_devices import held_here
-    from pytest_accel.hardware.inventory import Machine, parse_kind
+    from pytest_accel.hardware.inventory import Machine
 
-    order = parse_order(settings.order) if settings.order else None
     return Machine(
-        parse_kind(settings.accel),
+        settings.accel,
         settings.ids,
-        order,
+        settings.order or ("" if settings.ids else "fastest"),
         skip_busy=settings.busy == "skip",
         held=held_here(),
         resources=dict(settings.resources),

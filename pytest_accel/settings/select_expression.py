@@ -15,7 +15,6 @@ from pytest_accel.core.units import parse_memory
 from pytest_accel.core.world_key import Needs
 
 Condition = Callable[[Needs], bool]
-_WORDS = ("devices", "world_size", "ranks_per_node", "nodes", "kind", "memory", "backend", "share", "marked", "fits")
 _EXAMPLES = {"kind": "kind == 'cuda'", "backend": "backend == 'nccl'", "memory": "memory >= '40GiB'"}
 
 
@@ -99,8 +98,9 @@ def _check_pair(left: ast.expr, op: ast.cmpop, right: ast.expr, *, is_equality: 
 
 
 def _word(node: ast.Name) -> str:
-    if node.id not in _WORDS:
-        _fail(node, f"{node.id} is no word of a test's needs; allowed are {', '.join(_WORDS)}; text is put in quotes")
+    if node.id not in Needs._fields:
+        allowed = ", ".join(Needs._fields)
+        _fail(node, f"{node.id} is no word of a test's needs; allowed are {allowed}; text is put in quotes")
     return node.id
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -141,7 +141,7 @@ def test_auto_falls_back_to_the_cpu_and_says_so(suite: Suite) -> None:
         "test_it.py",
         "import pytest\n\n@pytest.mark.distributed(2, init=False)\ndef test_it(accel): assert accel.kind == 'cpu'",
     )
-    kind = "none" if Machine(parse_kind("auto")).session.present else "auto"
+    kind = "none" if Machine("auto").session.present else "auto"
     run = suite.run(f"--accel={kind}")
     run.expect({"test_it": "PASSED"})
     assert re.search(r"^accel: .* \(ranks run on the CPU\)$", run.text, re.MULTILINE)

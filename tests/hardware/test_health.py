@@ -22,10 +22,10 @@ NO_PID = 2**22 + 1
 
 HEALTH = """
 import json, os
-from pytest_accel.hardware.inventory import Machine, describe, parse_kind
+from pytest_accel.hardware.inventory import Machine, describe
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.matching import shortfall
-machine = Machine(parse_kind("cuda"), os.environ.get("ONLY"), skip_busy=BUSY)
+machine = Machine("cuda", os.environ.get("ONLY"), skip_busy=BUSY)
 inventory = machine.session
 print(json.dumps({
     "devices": [device.id for device in inventory.devices],

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.core.kinds import KINDS, OWN_KINDS
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.forkserver.preload import unfit
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors import privateuse1
@@ -24,7 +24,7 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from tests.hardware.conftest import Run
 
 PACKAGES = {kind.name: kind.package for kind in KINDS.values() if kind.package is not None}
-MASKED = [name for name in OWN_KINDS if KINDS[name].masks and name != "sim"]
+MASKED = [name for name in KINDS if KINDS[name].masks and name != "sim"]
 VERIFY = """
 import os, pickle, sys
 from pytest_accel.core.device import MaskError
@@ -68,7 +68,7 @@ def _devices(kind: str, *numbers: int) -> tuple[Device, ...]:
     return tuple(Device(kind, f"{prefix}{n:016}", n, "x") for n in numbers)
 
 
-@pytest.mark.parametrize("kind", OWN_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_a_vendor(kind: str) -> None:
     vendor = make_vendor(kind)
     assert isinstance(vendor, Vendor)

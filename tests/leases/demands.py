@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 
@@ -30,4 +30,4 @@ def session(
     on_wanted: Callable[[HeldLease], None] = lambda lease: None,
 ) -> Leases:
     """Return the leases of a session with the devices `accel`. Its lock folder is that of the environment."""
-    return Leases(Machine(parse_kind(accel)), slots, on_wanted, waits_for_busy=False)
+    return Leases(Machine(accel), slots, on_wanted, waits_for_busy=False)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.hardware.health import Health
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import Holder, WorldDemand
 from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
@@ -261,7 +261,7 @@ async def test_a_device_is_not_granted_while_a_process_of_its_last_test_has_it(f
 
 @in_loop
 async def test_a_request_fails_if_a_device_breaks_that_it_needs_also_while_it_waits(folder: Path) -> None:
-    machine = Machine(parse_kind("sim:2"))
+    machine = Machine("sim:2")
     ill = {"sim-0": Health("sick", "it has broken memory"), "sim-1": Health()}
     vars(machine.vendor("sim"))["health"] = lambda devices, session: ill
     one = Leases(machine, 4, print, waits_for_busy=False)

@@ -29,7 +29,8 @@ SWITCH = "on or off"
 TIME = "such as 300 (seconds), 90s, 5min or 1.5h"
 SHARE = "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB"
 IDS = "indices or ids of devices with commas between them"
-ORDER = "fastest, pci, free, near, or ids with commas between them"
+CLUSTER = "ray or ray:HOST:PORT, the address of the cluster's head (ray:// is Ray's client server)"
+ORDER = "fastest, pci, free or near"
 ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
 PRELOAD = "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
 
@@ -100,7 +101,7 @@ BAD = [
     ("accel_leaks", "kill", "warn, fail or off"),
     ("accel_schedule", "maybe", "on, off or always"),
     ("accel_launcher", "torchrun", "on or off"),
-    ("accel_cluster", "ray:6379", "ray or ray:HOST:PORT"),
+    ("accel_cluster", "ray:6379", CLUSTER),
     ("accel_busy", "kill", "ignore, skip or wait"),
     *(("accel_share", text, SHARE) for text in ("0", "4", "nan", "8GB8", "-8GiB")),
     *(("accel_wait", text, f"a time >= 0 {TIME}") for text in ("-1", "nan", "soon", "5m", "s", "1h30min")),
@@ -112,7 +113,7 @@ BAD = [
     *(("accel_resources", text, RESOURCES) for text in ("auto: 1", "license: auto", "memory: 1MiB", "memory: 4", ",")),
     ("accel", "", ACCEL),
     ("accel_ids", "", IDS),
-    ("accel_order", "", ORDER),
+    *(("accel_order", text, ORDER) for text in ("", "fast", "1,0")),
     ("accel_require", "", REQUIRE),
     ("accel_busy", "", "ignore, skip or wait"),
 ]
@@ -218,6 +219,12 @@ def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
             (pytester.path / "tox.ini").unlink()
 
 
+def test_a_plan_is_for_this_machine_or_a_number_of_devices(pytester: pytest.Pytester) -> None:
+    for value in ("abacus:8", "cuda:0", "cuda", "cuda:257", ":8", "cuda:", "8xcuda", "90s", "sim:1,cuda:1"):
+        error = usage_error(pytester, f"--accel-plan={value}")
+        assert "--accel-plan: must be nothing (this machine; a path goes before the option) or KIND:N such as" in error
+
+
 def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester) -> None:
     shown = pytester.runpytest_inprocess("--help", plugins=[Probe()]).stdout.str()
     assert re.findall(r"^accelerators and ranks: (.*):$", shown, re.MULTILINE) == [
@@ -271,5 +278,4 @@ def test_a_variable_that_is_no_setting_is_an_error(pytester: pytest.Pytester, mo
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", "/nowhere")
     settings(pytester)
     monkeypatch.setenv("PYTEST_ACCEL_REQIRE", "cuda:2")
-    about = "environment variable PYTEST_ACCEL_REQIRE: there is no such setting"
-    assert usage_error(pytester) == f"{about}; did you mean PYTEST_ACCEL_REQUIRE?"
+    assert usage_error(pytester) == "environment variable PYTEST_ACCEL_REQIRE: there is no such setting"

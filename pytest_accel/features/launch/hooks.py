@@ -12,7 +12,7 @@ import pytest
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.interpreter import hold_port
-from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.stash_keys import LAUNCHED_RANKS
 from pytest_accel.core.units import parse_time
 from pytest_accel.features.launch.launch_commands import LAUNCHERS, Job, missing, plan
@@ -123,6 +123,6 @@ class Launch:
             # A new interpreter adds the standard library and the entries after it by itself.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path[: sys.path.index(os.path.dirname(os.__file__))])),
         }
-        for kind in reversed(() if self._accelerators else OWN_KINDS):  # ``rocm`` would remove a variable of ``cuda``.
+        for kind in reversed(() if self._accelerators else KINDS):  # ``rocm`` would remove a variable of ``cuda``.
             made |= {} if kind == "sim" else make_vendor(kind).mask((), os.environ)
         return {name: value for name, value in {**made, **changes}.items() if value is not None}

@@ -44,7 +44,7 @@ from pytest_accel.features.ray.ray_messages import (
     ToHelper,
 )
 from pytest_accel.features.ray.ray_resources import RayMachine
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages import unix_sockets
@@ -87,7 +87,7 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
-        self.machine = RayMachine(parse_kind(settings.accel), found.nodes, own, can_scale=found.can_scale)
+        self.machine = RayMachine(settings.accel, found.nodes, own, can_scale=found.can_scale)
 
     def _start(self, address: str, rootdir: str) -> tuple[subprocess.Popen[bytes], Connection]:
         """Start the helper; return its process and the connection to it."""

@@ -16,7 +16,7 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import kinds
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
+from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.shared_folder import PlaceError
 
@@ -165,14 +165,14 @@ class RayMachine(Machine):
     the kind ``cpu`` and named resources are this machine's, since no cluster places them.
     """
 
-    def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
+    def __init__(self, accel: str, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
         """`own` is this machine. `can_scale` is True if the cluster may add nodes that tests need."""
-        super().__init__(spec, resources=own.resources)
+        super().__init__(accel, resources=own.resources)
         self.is_cluster = True
         self._nodes = tuple(nodes)
         self._own = own
         self._can_scale = can_scale
-        self.session = self._inventory(spec)
+        self.session = self._inventory()
 
     def of(self, kind: str) -> Inventory:
         """Return the devices of `kind`."""
@@ -190,12 +190,12 @@ class RayMachine(Machine):
             return str(error)
         return None if self._can_scale else bundles.shortage(self._nodes)
 
-    def _inventory(self, spec: KindSpec) -> Inventory:
-        """Return the devices of the kind of `spec`; with ``auto``, of the first kind that torch can use."""
-        if spec.name == "none":
+    def _inventory(self) -> Inventory:
+        """Return the devices of the kind in ``--accel``; with ``auto``, of the first kind that torch can use."""
+        if self._kind == "none":
             return self._own.session
-        if spec.name != "auto":
-            return replace(self._devices(spec.name), named=True)
+        if self._kind != "auto":
+            return replace(self._devices(self._kind), named=True)
         notes: list[str] = []
         for kind in kinds():
             resource = RESOURCES.get(kind, "")

@@ -18,8 +18,8 @@ from pytest_accel.core.kinds import KINDS, kinds
 from pytest_accel.hardware.queries import ask_torch
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
-_OF_OTHER_KINDS = {package for kind in KINDS.values() for package in (kind.package, kind.other_package)}
-"""Top-level packages of entry points that belong to other kinds."""
+_OF_OTHER_KINDS = {"intel_extension_for_pytorch", *(kind.package for kind in KINDS.values())}
+"""Top-level packages of entry points that belong to other kinds; torch has the kind ``xpu`` also without Intel's."""
 _ASK = """
 import torch
 from pytest_accel.compat.torch_api import accelerator
@@ -33,28 +33,14 @@ answer = [kind, [str(name_of(index)) for index in range(count)]]
 class PrivateUse1(BaseVendor):
     """The vendor of kind ``privateuse1``; a device's id is the backend's name for torch, a dash and its index."""
 
-    _found: tuple[Device, ...] | None = None
-
     def discover(self) -> tuple[Device, ...]:
         """Return the devices that torch lists in a short process, unless another kind has this backend.
 
-        The process runs once at most. Loading torch takes a second or more, so no process is started unless an unknown
-        backend is installed.
+        Loading torch takes a second or more, so no process is started unless an unknown backend is installed.
         """
-        if self._found is None:
-            backends = ", ".join(unknown_backends())
-            self._found = self._listed(backends) if backends else ()
-        return self._found
-
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``NAME:INDEX`` with the device's own index, since every process counts all devices."""
-        return tuple(f"{device.id.rpartition('-')[0]}:{device.index}" for device in devices)
-
-    def seen(self, environ: Mapping[str, str]) -> list[str]:
-        kind, count = torch_api.accelerator() or ("", 0)
-        return [f"{kind}:{index}" for index in range(count)]
-
-    def _listed(self, backends: str) -> tuple[Device, ...]:
+        backends = ", ".join(unknown_backends())
+        if not backends:
+            return ()
         try:
             backend, names = ask_torch(_ASK, os.environ)
         except OSError as error:
@@ -69,6 +55,14 @@ class PrivateUse1(BaseVendor):
             Device(kind=self.kind, id=f"{backend}-{index}", index=index, name=name, single_process=True)
             for index, name in enumerate(names)
         )
+
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
+        """Return ``NAME:INDEX`` with the device's own index, since every process counts all devices."""
+        return tuple(f"{device.id.rpartition('-')[0]}:{device.index}" for device in devices)
+
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
+        kind, count = torch_api.accelerator() or ("", 0)
+        return [f"{kind}:{index}" for index in range(count)]
 
 
 def unknown_backends() -> tuple[str, ...]:

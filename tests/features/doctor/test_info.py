@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.doctor.hooks import look, table
-from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.inventory import Machine
 from tests.features.doctor.conftest import ROOT, run
 from tests.session_server import WITHOUT_TORCH
 
@@ -96,9 +96,9 @@ def test_the_table_has_the_facts_of_each_device(tmp_path: Path) -> None:
 
 
 def test_settings_are_read_as_in_pytest() -> None:
-    few = read_json("--accel", "sim:4", "--accel-ids", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
+    few = read_json("--accel", "sim:4", "--accel-ids", "3,0", PYTEST_ACCEL="sim:2")
     assert [one["id"] for one in few["devices"]] == ["sim-3", "sim-0"]
-    assert (few["order"], few["notes"]) == ("3", ["--accel-ids 3,0 leaves 2 of 4"])
+    assert (few["order"], few["notes"]) == (None, ["--accel-ids 3,0 leaves 2 of 4"])
     none = read_json("--accel", "none")
     assert (none["kind"], none["devices"], none["mask"]) == ("none", [], {})
     masked = read_json("--accel", "sim:3", SIM_VISIBLE_DEVICES="2,0")
@@ -163,7 +163,7 @@ def test_invalid_settings_are_usage_errors(arguments: str, text: str) -> None:
 
 
 def test_health_and_unknown_holders_and_links_to_other_machines_are_shown() -> None:
-    machine = Machine(parse_kind("sim:2"))
+    machine = Machine("sim:2")
     document = look(machine)
     first, second = document["devices"]
     first["links"] = [

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from msgspec import structs
 
@@ -35,7 +34,7 @@ from pytest_accel.messages.world_spec import worker_environment
 from tests.deadline import eventually
 from tests.peers import read_all
 
-PARENT = f"{os.getppid()}-{psutil.Process(os.getppid()).create_time()}"
+PARENT = str(os.getppid())
 SECRET = "nobody can guess this one"
 
 TORCHRUN = {

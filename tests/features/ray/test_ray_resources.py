@@ -13,7 +13,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, Bundles, RayMachine, RayNode, choose_bundles
-from pytest_accel.hardware.inventory import Machine, describe, parse_kind
+from pytest_accel.hardware.inventory import Machine, describe
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.settings.options import Settings
 
@@ -115,8 +115,8 @@ def test_a_name_selects_models(name: str, expected: tuple[str, ...]) -> None:
 def machine(
     accel: str, nodes: Sequence[RayNode] = NODES, *, can_scale: bool = False, license: int | None = None
 ) -> RayMachine:
-    spec, resources = parse_kind(accel), {} if license is None else {"license": license}
-    made = RayMachine(spec, nodes, Machine(spec, resources=resources), can_scale=can_scale)
+    resources = {} if license is None else {"license": license}
+    made = RayMachine(accel, nodes, Machine(accel, resources=resources), can_scale=can_scale)
     found = pickle.loads(pickle.dumps(made))  # Sent to xdist workers.
     assert isinstance(found, RayMachine)
     return found

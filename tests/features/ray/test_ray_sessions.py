@@ -373,7 +373,7 @@ def test_an_invalid_cluster_address_is_a_usage_error(suite: BackgroundSuite) -> 
     suite.without_torch()
     suite.write("test_it.py", TESTS)
     for value, text in (
-        ("ray://a:10001", "must be ray or ray:HOST:PORT, got 'ray://a:10001': ray:// is the address of Ray's client"),
+        ("ray://a:10001", "the address of the cluster's head (ray:// is Ray's client server), got 'ray://a:10001'"),
         ("ray:127.0.0.1:1", "ERROR: --accel-cluster ray:127.0.0.1:1: no Ray cluster at 127.0.0.1:1: "),
     ):
         result = suite.run("-o", "accel=auto", "--accel-cluster", value)
