@@ -8,7 +8,7 @@ from itertools import combinations
 from pytest_accel.core.device import Device, Near, Vendor
 
 WORDS = ("fastest", "pci", "free", "near")
-"""The values of ``--accel-order``."""
+"""The values of ``--accel-order`` that name no devices."""
 _LINK_WEIGHTS: dict[Near, float] = {"nvlink": 1000.0, "pcie": 1.0, "numa": 1.0}
 """Weights of links: an NVLink counts far more than a common PCIe switch or NUMA node."""
 _SAME_MODEL_WEIGHT = 1e6
@@ -18,32 +18,37 @@ _NEAR_WEIGHT = 1e9
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Return the entries of ``ID,ID…``: ids, starts of ids, or indices; raise ValueError if one of them is empty."""
+    """Return the entries of ``ID,ID…``: ids, starts of ids, or indices; raise ValueError if one of them is none."""
     names = tuple(entry.strip() for entry in text.split(","))
-    if not all(names):
+    # An entry of letters only is a misspelt word. On a machine without devices, no other check would report it.
+    if not all(names) or any(map(str.isalpha, names)):
         raise ValueError(text)
     return names
 
 
 def apply_order(order: str, devices: Sequence[Device], vendor: Vendor) -> tuple[Device, ...]:
-    """Return all `devices` in `order`, one of `WORDS`.
+    """Return all `devices` in `order`, a value of ``--accel-order``.
 
     ``free`` sorts by the memory that was free at discovery; ``near`` puts well-linked devices next to each other.
+    Explicit ids put the named devices first and keep the others; raise ValueError if a named device does not exist.
     """
     if order == "fastest":
         return vendor.fastest(devices)
     if order == "pci":
         return by_pci(devices)
+    if order == "free":
+        return tuple(sorted(devices, key=lambda device: device.memory_free or -1, reverse=True))
     if order == "near":
         return by_nearness(devices)
-    return tuple(sorted(devices, key=lambda device: device.memory_free or -1, reverse=True))
+    first = select(parse_names(order), devices, "--accel-order")
+    return (*first, *(device for device in devices if device not in first))
 
 
-def select(names: Sequence[str], devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the devices in `names` (``--accel-ids``), in that order.
+def select(names: Sequence[str], devices: Sequence[Device], option: str) -> tuple[Device, ...]:
+    """Return the devices in `names`, in that order.
 
-    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with the devices, if a name
-    matches no device, several devices, or a device that another name has selected.
+    A name is an id, the unique start of an id, or an index in `devices`. Raise ValueError, with `option` and the
+    devices, if a name matches no device, several devices, or a device that another name has selected.
     """
     there = ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices))
     allowed = f"allowed are {there or 'no device: none is there'}"
@@ -56,9 +61,9 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> tuple[Device, ...
             matches = [device for device in devices if device.id.lower().startswith(name.lower())]
         if len(matches) != 1:
             problem = "names several devices" if matches else "names no device"
-            raise ValueError(f"--accel-ids: {name!r} {problem}; {allowed}")
+            raise ValueError(f"{option}: {name!r} {problem}; {allowed}")
         if matches[0] in chosen:
-            raise ValueError(f"--accel-ids: {name!r} names {matches[0].id} a second time; {allowed}")
+            raise ValueError(f"{option}: {name!r} names {matches[0].id} a second time; {allowed}")
         chosen += matches
     return tuple(chosen)
 

@@ -14,7 +14,7 @@ from pytest_accel.core.device import Device, DeviceNeed, Vendor, is_private
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.hardware.device_order import apply_order, parse_names, select
+from pytest_accel.hardware.device_order import WORDS, apply_order, parse_names, select
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.kernel_files import cpu_slots
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
@@ -50,7 +50,7 @@ class Inventory:
     devices: tuple[Device, ...] = ()
     """The devices in the session's order."""
     order: str = ""
-    """``--accel-order``; if empty, the order is that of ``--accel-ids`` or of the inherited mask, else PCI order."""
+    """Value of ``--accel-order``; if empty, the order is the inherited mask's, or PCI order without a mask."""
     inherited: Mapping[str, str] = field(default_factory=dict)
     """Mask variables that the session has inherited, with their values."""
     present: int = 0
@@ -71,12 +71,12 @@ class Machine:
     """Discovers the devices of this machine, each kind once and on first use.
 
     `accel` is ``--accel``. `only` is ``--accel-ids``: ids or indices of devices that the inherited mask leaves, in the
-    order that the session uses. `order` is ``--accel-order``, if given. `environ` is the environment that the session
-    inherited (if None, this process's). `skip_busy` is True for ``accel_busy = skip``: devices that others use are left
-    out, if the vendor can find out. `held` are the devices of the rank inside which this session runs; it leaves out
-    other devices, except pretended ones, which it shares with nobody. `resources` are the named resources, each a kind
-    of its own, with their numbers (`Settings.resources`). If an id or index does not exist, the first access to
-    `session` raises ValueError.
+    order that the session uses. `order` is ``--accel-order``, if given; its indices count the same devices. `environ`
+    is the environment that the session inherited (if None, this process's). `skip_busy` is True for ``accel_busy =
+    skip``: devices that others use are left out, if the vendor can find out. `held` are the devices of the rank inside
+    which this session runs; it leaves out other devices, except pretended ones, which it shares with nobody.
+    `resources` are the named resources, each a kind of its own, with their numbers (`Settings.resources`). If an id or
+    index does not exist, the first access to `session` raises ValueError.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Machine:
     def _take(self, vendor: Vendor, is_session_kind: bool) -> Inventory:
         """Discover the devices of `vendor` and apply masks and options to them.
 
-        ``--accel-ids`` applies to the session's kind only; `is_session_kind` is True if `vendor` has that kind.
+        Options that name devices apply to the session's kind only; `is_session_kind` is True if `vendor` has that kind.
         """
         with _in_vendor(vendor.kind):
             found = vendor.discover()
@@ -188,16 +188,20 @@ class Machine:
             visible = tuple(one for one in visible if vendor.kind == self.held.kind and one.id in self.held.devices)
         inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
         devices, notes = visible, vendor.notes
+        order = self._order if is_session_kind or self._order in WORDS else ""
         if is_session_kind and found and self._only is not None:
-            devices = select(self._only, visible)
+            devices = select(self._only, visible, "--accel-ids")
             notes += (f"--accel-ids {','.join(self._only)} leaves {len(devices)} of {len(visible)}",)
-        if self._order:
-            devices = apply_order(self._order, devices, vendor)
+        if order in WORDS:
+            devices = apply_order(order, devices, vendor)
+        elif order and found:
+            # Indices count the devices that the mask leaves, as in --accel-ids.
+            devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
         devices, busy = self._without_busy(vendor, devices)
         return Inventory(
             kind=vendor.kind,
             devices=devices,
-            order=self._order,
+            order=order,
             inherited=inherited,
             present=len(found),
             visible=len(visible),

@@ -13,7 +13,6 @@ from pytest_accel.core.device import Share
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.marks import one_of
 from pytest_accel.core.units import parse_memory, parse_time
-from pytest_accel.hardware.device_order import WORDS, parse_names
 from pytest_accel.settings.select_expression import parse
 
 UNFORKABLE = {
@@ -51,8 +50,17 @@ def output_file(value: object) -> str:
     return path
 
 
+def order(value: object) -> str:
+    """Return the text of an order of devices."""
+    from pytest_accel.hardware.device_order import WORDS
+
+    return given if (given := text(value)) in WORDS else device_names(given)
+
+
 def device_names(value: object) -> str:
     """Return a text of indices or ids of devices with commas between them."""
+    from pytest_accel.hardware.device_order import parse_names
+
     parse_names(given := text(value))
     return given
 
@@ -66,7 +74,6 @@ def boolean(value: object) -> bool:
     return word in ("1", "true", "yes", "on")
 
 
-order = one_of(*WORDS)
 busy = one_of("ignore", "skip", "wait")
 leaks = one_of("warn", "fail", "off")
 schedule = one_of("on", "off", "always")

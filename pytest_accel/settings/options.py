@@ -39,8 +39,7 @@ class Settings(NamedTuple):
 
     accel: str = "auto"
     ids: str | None = None
-    order: str | None = None
-    """The order of the devices; None for that of `ids`, if given, else the fastest first."""
+    order: str = "fastest"
     require: tuple[tuple[str, int], ...] = ()
     """Pairs of a kind and the minimum number of its devices."""
     strict: bool = False
@@ -91,11 +90,11 @@ _OPTIONS: dict[str, _Option] = {
     ),
     IDS: _Option(
         *("device_names", "IDS", None, "indices or ids of devices with commas between them"),
-        "the devices that the session may use, in this order: 0,2 or ids (default: all that it can see)",
+        "the devices that the session may use: 0,2 or ids (default: all that it can see)",
     ),
     ORDER: _Option(
-        *("order", "ORDER", "string", "fastest, pci, free or near"),
-        "the order in which devices are numbered: fastest (default), pci, free or near",
+        *("order", "ORDER", "string", "fastest, pci, free, near, or ids with commas between them"),
+        "the order in which devices are numbered: fastest (default), pci, free, near, or ids with commas",
     ),
     "accel_require": _Option(
         *("require", "KIND:N", "string"),
@@ -430,7 +429,7 @@ def machine_for(settings: Settings) -> Machine:
     return Machine(
         settings.accel,
         settings.ids,
-        settings.order or ("" if settings.ids else "fastest"),
+        settings.order,
         skip_busy=settings.busy == "skip",
         held=held_here(),
         resources=dict(settings.resources),

@@ -61,10 +61,10 @@ def test_auto_finds_a_published_kind_and_its_mask(
 ) -> None:
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "2,0")
     suite.write("test_it.py", ONE_TEST.format("acme-2"))
-    run = suite.run("--accel=auto", "--accel-ids=2")
+    run = suite.run("--accel=auto", "--accel-order=2")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     allowed = "0 (acme-2), 1 (acme-0)"
-    assert f"--accel-ids: '2' names no device; allowed are {allowed}" in run.errors
+    assert f"--accel-order: '2' names no device; allowed are {allowed}" in run.errors
     run = suite.run("--accel=auto")
     assert run.count() == {"PASSED": 1}, run.text
     assert "accel: acme, 2 devices: 2 x Acme One" in run.text

@@ -95,6 +95,17 @@ SIM = "SIM_VISIBLE_DEVICES"
             "023",
             f"sim, 3 devices: 3 x sim, order pci, {SIM}=3,2,1,0 leaves 4 of 4; --accel-ids 3,1,0 leaves 3 of 4",
         ),
+        (_machine("sim:3", order="2"), "201", "sim, 3 devices: 3 x sim, order 2"),
+        (
+            _machine("sim:4", "2,1,0", "1", SIM="3,2,1"),
+            "231",
+            f"sim, 3 devices: 3 x sim, order 1, {SIM}=3,2,1 leaves 3 of 4; --accel-ids 2,1,0 leaves 3 of 3",
+        ),
+        (
+            _machine("sim:4", "2,3", "3,2"),
+            "32",
+            "sim, 2 devices: 2 x sim, order 3,2; --accel-ids 2,3 leaves 2 of 4",
+        ),
         (_machine("none", "0", "fastest"), "", "--accel none: accelerators are left alone (ranks run on the CPU)"),
     ],
 )
@@ -108,6 +119,8 @@ def test_a_device_that_the_mask_hides_cannot_be_named() -> None:
     machine = _machine("sim:2", "sim-1", SIM="sim-0")
     with pytest.raises(ValueError, match=r"^--accel-ids: 'sim-1' names no device; allowed are 0 \(sim-0\)$"):
         _ = machine.session
+    with pytest.raises(ValueError, match=r"^--accel-order: '2' names no device; allowed are 0 \(sim-0\), 1"):
+        _ = _machine("sim:2", order="2").session
 
 
 A100 = [Device("cuda", f"GPU-{n}", n, "NVIDIA A100", memory=80 * 1024**3) for n in range(2)]

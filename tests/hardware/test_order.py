@@ -32,7 +32,7 @@ def _ids(devices: tuple[Device, ...]) -> str:
 
 @pytest.mark.parametrize(
     ("text", "ids"),
-    [("pci", "120"), ("free", "102"), ("fastest", "120"), ("near", "120")],
+    [("pci", "120"), ("free", "102"), ("2", "201"), ("sim-1,2", "120"), ("fastest", "120"), ("near", "120")],
 )
 def test_an_order_keeps_all_devices(text: str, ids: str) -> None:
     assert _ids(apply_order(text, THREE, make_vendor("sim", "3"))) == ids
@@ -42,8 +42,8 @@ def test_an_order_keeps_all_devices(text: str, ids: str) -> None:
     ("names", "ids"), [(["sim-1"], "1"), (["2", "0"], "20"), (["SIM-2"], "2"), (["sim-0", "sim-1"], "01")]
 )
 def test_a_device_is_named_by_id_start_of_the_id_or_index(names: list[str], ids: str) -> None:
-    assert _ids(select(names, THREE)) == ids
-    assert select(["sim-1"], make_vendor("sim", "11").discover())[0].index == 1
+    assert _ids(select(names, THREE, "--accel-ids")) == ids
+    assert select(["sim-1"], make_vendor("sim", "11").discover(), "--accel-ids")[0].index == 1
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,17 @@ def test_a_device_is_named_by_id_start_of_the_id_or_index(names: list[str], ids:
 def test_an_unknown_name_lists_the_existing_devices(names: list[str], what: str) -> None:
     message = f"{what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
     with pytest.raises(ValueError, match=f"^--accel-ids: {re.escape(message)}$"):
-        select(names, THREE)
+        select(names, THREE, "--accel-ids")
+    with pytest.raises(ValueError, match=f"^--accel-order: {re.escape(message)}$"):
+        apply_order(",".join(names), THREE, make_vendor("sim", "3"))
 
 
-def test_empty_names_and_an_empty_machine_are_errors() -> None:
-    for text in ("", "0,,1", "0,"):
+def test_empty_names_words_and_an_empty_machine_are_errors() -> None:
+    for text in ("", "0,,1", "0,", "fast", "near,pci"):
         with pytest.raises(ValueError, match=f"^{text}$"):
             parse_names(text)
     with pytest.raises(ValueError, match=r"^--accel-ids: '0' names no device; allowed are no device: none is there$"):
-        select(["0"], ())
+        select(["0"], (), "--accel-ids")
 
 
 def test_devices_are_ranked_by_capability_speed_memory_and_address() -> None:

@@ -96,9 +96,9 @@ def test_the_table_has_the_facts_of_each_device(tmp_path: Path) -> None:
 
 
 def test_settings_are_read_as_in_pytest() -> None:
-    few = read_json("--accel", "sim:4", "--accel-ids", "3,0", PYTEST_ACCEL="sim:2")
+    few = read_json("--accel", "sim:4", "--accel-ids", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
     assert [one["id"] for one in few["devices"]] == ["sim-3", "sim-0"]
-    assert (few["order"], few["notes"]) == (None, ["--accel-ids 3,0 leaves 2 of 4"])
+    assert (few["order"], few["notes"]) == ("3", ["--accel-ids 3,0 leaves 2 of 4"])
     none = read_json("--accel", "none")
     assert (none["kind"], none["devices"], none["mask"]) == ("none", [], {})
     masked = read_json("--accel", "sim:3", SIM_VISIBLE_DEVICES="2,0")
