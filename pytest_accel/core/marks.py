@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
@@ -63,14 +62,11 @@ def _count_or_all(value: object) -> int | str:
 
 
 def _or_list(read: Callable[[Any], Any]) -> Callable[[object], Any]:
-    """Return a function that reads one value as `read` does, and a non-empty list or tuple of such values as a list.
-
-    The list has each value once.
-    """
+    """Return a function that reads one value as `read` does, and a non-empty list or tuple of such values as a list."""
 
     def read_each(value: object) -> object:
         if isinstance(value, (list, tuple)) and value:
-            return list(dict.fromkeys(map(read, value)))
+            return [read(one) for one in value]
         return read(value)
 
     return read_each
@@ -155,6 +151,7 @@ _KIND = _Argument(None, "one of {kinds}", _kind)
 _FRESH = _Argument(False, "True or False", _boolean)
 _AT_LEAST = _Argument(1, "an int >= 1", _count)
 
+# The first argument of each mark may be given by position.
 _ARGUMENTS: dict[str, dict[str, _Argument]] = {
     "devices": {
         "n": _Argument(1, 'an int >= 1 or "all"', _count_or_all),
@@ -194,17 +191,12 @@ _EFFECTS = {
 }
 
 
-def _signature(name: str) -> Signature:
-    """Return the signature of a mark. Only its first argument may be given by position."""
-    first, *others = (
-        Parameter(argument, Parameter.KEYWORD_ONLY, default=definition.default)
-        for argument, definition in _ARGUMENTS[name].items()
-    )
-    return Signature([first.replace(kind=Parameter.POSITIONAL_OR_KEYWORD), *others])
+def _signature(name: str) -> str:
+    first, *others = (f"{argument}={definition.default!r}" for argument, definition in _ARGUMENTS[name].items())
+    return f"{name}({', '.join([first, '*', *others])})"
 
 
-_SIGNATURES = {name: _signature(name) for name in _ARGUMENTS}
-MARKER_LINES = tuple(f"{name}{_SIGNATURES[name]}: {effect}" for name, effect in _EFFECTS.items())
+MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECTS.items())
 """Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
 _DESELECTED = re.compile(r"\bnot\s+(devices|distributed)\b(?!\s*\()")
 _COMPARED = re.compile(r"\b(devices|distributed)\s*\(")
@@ -231,17 +223,27 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
 
     `resources` are names that count as kinds, too. Raise :class:`MarkError` if an argument is not allowed.
     """
-    table, signature = _ARGUMENTS[mark.name], _SIGNATURES[mark.name]
+    table = _ARGUMENTS[mark.name]
     first = next(iter(table))
     head = f"@pytest.mark.{mark.name}"
-    try:
-        given = signature.bind(*mark.args, **mark.kwargs).arguments
-    except TypeError as error:
-        text = f"@pytest.mark.{mark_text(mark)}: {error}; the mark is {mark.name}{signature}"
-        raise MarkError(text, foreign=mark.name) from None
+    given = dict(mark.kwargs)
+    if len(mark.args) > 1 or (mark.args and first in given):
+        text = f"@pytest.mark.{mark_text(mark)}: at most one argument may be positional, {first}, and given once"
+        raise MarkError(text, foreign=mark.name)
+    if mark.args:
+        given[first] = mark.args[0]
     checked: dict[str, Any] = {}
     for argument, value in given.items():
-        definition = table[argument]
+        definition = table.get(argument)
+        if definition is None:
+            from difflib import get_close_matches
+
+            close = get_close_matches(argument, table, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            text = (
+                f"{head}({argument}={value!r}): there is no argument {argument}{hint}, allowed are {', '.join(table)}"
+            )
+            raise MarkError(text, foreign=mark.name)
         if value is None and definition.default is None:
             continue
         try:
@@ -255,6 +257,10 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
                 allowed += f"; or a name of accel_resources: {', '.join(resources)}"
             text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
             raise MarkError(text, foreign=mark.name) from None
+    for argument, what in (("world_size", "size"), ("backend", "backend")):
+        listed = checked.get(argument)
+        if isinstance(listed, list) and len(set(listed)) < len(listed):
+            raise MarkError(f"{head}({argument}={listed!r}): {argument} must name each {what} once, got {listed!r}")
     counts = _as_list(checked.get(first, table[first].default))
     if "at_least" in checked and ALL not in counts:
         number = checked.get(first, table[first].default)

@@ -16,7 +16,10 @@ from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkOwners, Marks, 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "marks.md"
 GIB = 1024**3
 KINDS = ", ".join(kinds())
-DEVICES = f"the mark is {MARKER_LINES[0].partition(': ')[0]}"
+DEVICES_ARGUMENTS = "n, at_least, kind, memory, capability, name, share, near, fresh"
+DISTRIBUTED_ARGUMENTS = (
+    "world_size, at_least, nodes, backend, kind, devices_per_rank, init, timeout, fresh, visible, env, launcher"
+)
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
 SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
 SIZES = 'an int >= 1, "all" or a non-empty list of them'
@@ -162,11 +165,30 @@ def test_an_argument_that_is_not_allowed(
 @pytest.mark.parametrize(
     ("marks", "text"),
     [
-        (Marks(devices(1, 2)), f"@pytest.mark.devices(1, 2): too many positional arguments; {DEVICES}"),
-        (Marks(devices(1, n=2)), f"@pytest.mark.devices(1, n=2): multiple values for argument 'n'; {DEVICES}"),
+        (
+            Marks(devices(1, 2)),
+            "@pytest.mark.devices(1, 2): at most one argument may be positional, n, and given once",
+        ),
+        (
+            Marks(devices(1, n=2)),
+            "@pytest.mark.devices(1, n=2): at most one argument may be positional, n, and given once",
+        ),
         (
             Marks(devices(count=2)),
-            f"@pytest.mark.devices(count=2): got an unexpected keyword argument 'count'; {DEVICES}",
+            f"@pytest.mark.devices(count=2): there is no argument count, allowed are {DEVICES_ARGUMENTS}",
+        ),
+        (
+            Marks(None, distributed(nprocs=2)),
+            f"@pytest.mark.distributed(nprocs=2): there is no argument nprocs, allowed are {DISTRIBUTED_ARGUMENTS}",
+        ),
+        (
+            Marks(None, distributed([2, 4, 2])),
+            "@pytest.mark.distributed(world_size=[2, 4, 2]): world_size must name each size once, got [2, 4, 2]",
+        ),
+        (
+            Marks(None, distributed(backend=["gloo", "gloo"])),
+            "@pytest.mark.distributed(backend=['gloo', 'gloo']): backend must name each backend once, "
+            "got ['gloo', 'gloo']",
         ),
         (
             Marks(devices(2, at_least=2)),
@@ -315,8 +337,8 @@ def test_the_reference_names_every_argument_and_kind() -> None:
     for line in MARKER_LINES:
         signature = line.partition("): ")[0].replace("'", '"')
         assert f"\n`{signature})`\n" in text
-        for argument in re.findall(r"(\w+)=", signature):
-            assert f"\n| `{argument}` |" in text
+    for argument in f"{DEVICES_ARGUMENTS}, {DISTRIBUTED_ARGUMENTS}".split(", "):
+        assert f"\n| `{argument}` |" in text
     assert f"\n{', '.join(f'`{kind}`' for kind in KINDS.split(', '))}\n" in text
 
 
