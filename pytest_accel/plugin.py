@@ -71,24 +71,30 @@ def pytest_load_initial_conftests(
     if not in_rank:  # A rank has begun to write its steps earlier.
         steps = options.output_path(early_config, options.LOG)
         if steps is not None or "PYTEST_ACCEL_LOG" in os.environ:
-            from pytest_accel.core import log
-
-            log.start_session(early_config, steps)
+            _start_log(early_config, steps)
         features.register(early_config, "start")
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
     if not is_xdist_worker() and not in_rank:
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
-                from pytest_accel.core import whole_file
-
-                whole_file.remove(path)  # If a conftest fails, no later hook is called.
+                options.remove_output(path, option)  # If a conftest fails, no later hook is called.
     try:
         return (yield)
     except BaseException:
         if LAUNCHED in early_config.stash:  # No session starts that would end the agents.
             early_config.stash[LAUNCHED].end(int(pytest.ExitCode.USAGE_ERROR))
         raise
+
+
+def _start_log(early_config: pytest.Config, path: str | None) -> None:
+    """Write the steps of this process to the file of ``--accel-log``."""
+    from pytest_accel.core import launcher_env, log
+
+    alone = not is_xdist_worker() and launcher_env.find_here() is None
+    if path is not None and alone and not log.is_on():
+        options.remove_output(path, options.LOG)
+    log.start_session(early_config, path)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -19,9 +19,6 @@ import os
 
 import pytest
 
-from pytest_accel.core import launcher_env, whole_file
-from pytest_accel.core.stash_keys import is_xdist_worker
-
 VARIABLE = "PYTEST_ACCEL_LOG"
 """Environment variable with the path of the file. Each machine has a file of its own, unless the folder is shared."""
 
@@ -33,8 +30,7 @@ _logger = logging.Logger("pytest")
 def start_session(config: pytest.Config, path: str | None) -> None:
     """Begin to write the steps of a pytest process, until it ends; `path` is the file of ``--accel-log``, if given.
 
-    An older file of this path is removed, unless other processes may have begun to write it. Raise
-    ``pytest.UsageError`` if the file cannot be opened.
+    Raise ``pytest.UsageError`` if the file cannot be opened.
 
     No-op for a session in a process that writes its steps already, such as pytester's: its end must not close the file.
     """
@@ -43,8 +39,6 @@ def start_session(config: pytest.Config, path: str | None) -> None:
     if wanted := path or os.environ.get(VARIABLE):
         # An absolute path: the processes of the session may have other working directories.
         file = os.path.realpath(config.invocation_params.dir / wanted)
-        if path is not None and not is_xdist_worker() and launcher_env.find_here() is None:
-            whole_file.remove(file)
         try:
             with open(file, "a", encoding="utf-8"):
                 pass

@@ -29,11 +29,21 @@ def write(path: str, text: str) -> None:
         raise
 
 
-def remove(path: str) -> None:
-    """Remove the file that an earlier session has written, if possible, so that it is not taken for this session's."""
-    if os.path.isfile(path):  # No device, such as /dev/null.
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.realpath(path))
+def remove(path: str, beginnings: bytes) -> None:
+    """Remove the file that an earlier session has written, if possible, so that it is not taken for this session's.
+
+    Raise FileExistsError for another file, such as the test file after an option whose value was forgotten: the
+    file is not empty, and its first byte is none of `beginnings`.
+    """
+    if not os.path.isfile(path):  # For example a device such as /dev/null.
+        return
+    first = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        first = file.read(1)
+    if first not in beginnings:
+        raise FileExistsError(errno.EEXIST, "it exists and has other content, which would be lost", path)
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.realpath(path))
 
 
 def check_folder(path: str) -> None:

@@ -41,15 +41,6 @@ def text(value: object) -> str:
     raise ValueError(value)
 
 
-def output_file(value: object) -> str:
-    """Return the path of a file to write.
-
-    A Python file is not allowed: it is a test file after an option whose own value was forgotten.
-    """
-    _check(not (path := text(value)).endswith(".py"), value)
-    return path
-
-
 def order(value: object) -> str:
     """Return the text of an order of devices."""
     from pytest_accel.hardware.device_order import WORDS

@@ -211,6 +211,8 @@ FILES = {
     REPORT: "write an HTML page about the session to this file: tests, use of devices, waits, failures, skips",
 }
 """The options with the path of a file to write, and their help."""
+BEGINNINGS = {RECORD: b"{", REPORT: b"<", LOG: b"012"}
+"""The possible first bytes of each file; the lines of ``--accel-log`` begin with the time."""
 _LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
@@ -244,8 +246,7 @@ def add_options(parser: pytest.Parser) -> None:
     _add_argument(reports.addoption, PLAN, _PLAN, nargs="?", const=())
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
     for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
-        allowed = "the path of a file to write, and of no Python file"
-        _add_argument(reports.addoption, option, _Option("output_file", "FILE", None, allowed, help_text))
+        _add_argument(reports.addoption, option, _Option("text", "FILE", None, "the path of a file", help_text))
     # These describe the suite rather than one session, so they can only be set in the ini file.
     rules = "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)"
     parser.addini(RULES, rules, type="linelist", default=[])
@@ -302,6 +303,16 @@ def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
     return config.getoption(PLAN, None) or None
 
 
+def remove_output(path: str, option: str) -> None:
+    """Remove an earlier file of `option`. Raise ``pytest.UsageError`` if `path` is another file."""
+    from pytest_accel.core import whole_file
+
+    try:
+        whole_file.remove(path, BEGINNINGS[option])
+    except FileExistsError as error:
+        raise pytest.UsageError(f"{flag(option)} {path}: {error.strerror}; name a new file, or remove it") from None
+
+
 def output_path(config: pytest.Config, option: str) -> str | None:
     """Return the path of the file of `option`, one of `FILES`; None without this option."""
     path: str | None = _from_command_line(config, option)
@@ -330,7 +341,11 @@ def settings(config: pytest.Config) -> Settings:
     known = {*map(environment_variable, _OPTIONS), *(f"PYTEST_ACCEL_{name}" for name in _OTHER_VARIABLES)}
     for variable in os.environ:
         if variable.startswith("PYTEST_ACCEL_") and variable not in known:
-            raise pytest.UsageError(f"environment variable {variable}: there is no such setting")
+            from difflib import get_close_matches
+
+            close = get_close_matches(variable, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise pytest.UsageError(f"environment variable {variable}: there is no such setting{hint}")
     return _made_of(values)
 
 

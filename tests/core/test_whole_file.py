@@ -30,7 +30,7 @@ def test_a_pipe_is_not_replaced(tmp_path: Path, name: str) -> None:
         whole_file.check_folder(path)
     with pytest.raises(OSError, match="it is not a regular file"):
         whole_file.write(path, "text")
-    whole_file.remove(path)
+    whole_file.remove(path, b"")
     assert S_ISFIFO(os.stat(path).st_mode)
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
@@ -43,5 +43,17 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
         whole_file.check_folder(path)
         whole_file.write(path, text)
         assert (tmp_path / "file").read_text() == text
-    whole_file.remove(path)
+    whole_file.remove(path, b"t")
     assert os.listdir(tmp_path) == ["link"]
+
+
+def test_another_file_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text in ("import os", "x"):
+        path.write_text(text)
+        with pytest.raises(FileExistsError):
+            whole_file.remove(str(path), b"{<")
+        assert path.read_text() == text
+    path.write_text("")
+    whole_file.remove(str(path), b"{<")
+    assert not path.exists()

@@ -278,4 +278,5 @@ def test_a_variable_that_is_no_setting_is_an_error(pytester: pytest.Pytester, mo
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", "/nowhere")
     settings(pytester)
     monkeypatch.setenv("PYTEST_ACCEL_REQIRE", "cuda:2")
-    assert usage_error(pytester) == "environment variable PYTEST_ACCEL_REQIRE: there is no such setting"
+    about = "environment variable PYTEST_ACCEL_REQIRE: there is no such setting"
+    assert usage_error(pytester) == f"{about}; did you mean PYTEST_ACCEL_REQUIRE?"

@@ -97,10 +97,10 @@ def test_the_record_has_each_run_of_a_test(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
     path = suite.write("test_it.py", "def test_it(): pass\n")
-    wrong = "must be the path of a file to write, and of no Python file, got 'test_it.py'"
+    lost = "test_it.py: it exists and has other content, which would be lost; name a new"
     for option, value, text in (
         ("--accel-record", "test_it.py/a", f"--accel-record: {suite.path}/test_it.py/a cannot be written: File exists"),
-        *((option, "test_it.py", f"{option}: {wrong}") for option in ("--accel-record", "--accel-report")),
+        *((option, "test_it.py", f"ERROR: {option} {lost}") for option in ("--accel-record", "--accel-report")),
     ):
         run = suite.run(option, value)
         assert run.ret == pytest.ExitCode.USAGE_ERROR
