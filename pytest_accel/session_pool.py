@@ -92,7 +92,7 @@ def make_pool(
 
     def starters(reports: StarterReports) -> tuple[LocalStarter, PlaceStarter[Any] | None]:
         waits = settings.busy == "wait"
-        leases = Leases(own_machine, own_machine.slots, reports.wanted, waits_for_busy=waits)
+        leases = Leases(own_machine, own_machine.slots, reports.give_up_wanted, waits_for_busy=waits)
         here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
         return here, None if machines is None else machines.starter(spec, here, reports)
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.core.clock import monotonic, wall_clock
@@ -53,8 +52,6 @@ class HeldLease:
     """The devices that are needed on this machine; None for CPU slots."""
     only: Collection[str] | None
     """The ids of the devices that may be leased; None for all."""
-    owner: Any
-    """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     holder: Holder
     """The present holder, as other sessions see it."""
     pids: Sequence[int] = ()
@@ -116,15 +113,15 @@ class Leases:
         self,
         machine: Machine,
         slots: int,
-        on_wanted: Callable[[Any], object],
+        on_wanted: Callable[[], object],
         *,
         waits_for_busy: bool,
     ) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
-        ``on_wanted(lease)`` is called after `HeldLease.wanted` has become True, as soon as `take` has returned the
-        lease: a holder that only keeps it for later use should give it back; a running test goes on. It gets the owner
-        of the lease instead, if it has one, and may call any method.
+        ``on_wanted()`` is called after `HeldLease.wanted` has become True for a lease, as soon as `take` has returned
+        the lease: a holder that only keeps it for later use should give it back; a running test goes on. It may call
+        any method.
         """
         self.machine = machine
         self._slots = self._free_slots = slots
@@ -154,7 +151,6 @@ class Leases:
         demand: WorldDemand,
         need: DeviceNeed | None = None,
         only: Collection[str] | None = None,
-        owner: Any = None,
     ) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 
@@ -162,14 +158,14 @@ class Leases:
         them are set aside in this session, also while this waits; ValueError for a demand that can never be met.
 
         `need` describes the devices on this machine, in place of the demand's own need, and `only` has the ids of the
-        devices that may be leased. The lease is a part of `owner`.
+        devices that may be leased.
         """
         need = need or _need(demand)
         self._check_available(demand, need, only)
         request = self._request(demand, need, only)
         policy.check_request(request, self._slots)
         self._last_change = monotonic()
-        lease = self._waiting[request.id] = HeldLease(request, demand, need, only, owner, demand.holder)
+        lease = self._waiting[request.id] = HeldLease(request, demand, need, only, demand.holder)
         try:
             self._react()
             return await lease.outcome
@@ -389,7 +385,7 @@ class Leases:
     # Reactions to a change
 
     def _react(self) -> None:
-        """Grant requests, wish for devices of other sessions, and notify the holders of leases that become wanted."""
+        """Grant requests, wish for devices of other sessions, and notify the holders if leases become wanted."""
         self._grant()
         self._wish()
         self._notify()
@@ -456,16 +452,16 @@ class Leases:
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
 
     def _notify(self) -> None:
-        """Set `HeldLease.wanted`, and notify the holders of leases that have become wanted."""
+        """Set `HeldLease.wanted`, and notify the holders if a lease has become wanted."""
         requests = [one.request for one in self._open_requests()]
         granted = [lease.granted for lease in self._leases.values()]
         wanted = policy.wanted(requests, self._available(), self._free_slots, granted) if requests else ()
+        before = {lease.granted.id for lease in self._leases.values() if lease.wanted}
         for lease in self._leases.values():
-            before = lease.wanted
             lease.wanted = lease.granted.id in wanted or not self._wished.isdisjoint(lease.granted.devices)
-            if lease.wanted and not before:
-                # Not called from here: the holder may give something back, and `take` has not returned a new lease yet.
-                get_running_loop().call_soon(self._on_wanted, lease.owner or lease)
+        if any(lease.wanted and lease.granted.id not in before for lease in self._leases.values()):
+            # Not called from here: a holder may give something back, and `take` has not returned a new lease yet.
+            get_running_loop().call_soon(self._on_wanted)
 
 
 def _need(demand: WorldDemand) -> DeviceNeed | None:

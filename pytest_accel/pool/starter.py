@@ -37,8 +37,8 @@ class LostPlaceError(PlaceError):
 class StarterReports(Protocol):
     """The pool, as starters report to it. All methods are called in the pool's thread."""
 
-    def wanted(self, taken: Taken) -> None:
-        """Note that another request waits for `taken`; `Taken.wanted` is set."""
+    def give_up_wanted(self) -> None:
+        """Have the worlds given up, after the running test, whose `Taken.wanted` has become True."""
 
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """Note that the fork server `server` of `starter` has ended, and all its ranks with it.

@@ -360,13 +360,13 @@ class Worlds(dict[int, PooledWorld]):
 
     # Called by starters
 
-    def wanted(self, taken: Taken) -> None:
-        """Retire the world that has `taken` if it is idle, or notify the driver that uses the world."""
-        world = next((world for world in self.values() if world.taken is taken), None)
-        if world is not None and world.state is WorldState.IDLE:
-            self.retire(world, WANTED)
-        elif world is not None and world.request is not None and world.state is WorldState.IN_USE:
-            world.request.driver.handle(WorldWanted(world.spec.world))
+    def give_up_wanted(self) -> None:
+        """Retire the idle worlds whose leases are wanted, and notify the drivers that use others."""
+        for world in [one for one in self.values() if one.wanted]:
+            if world.state is WorldState.IDLE:
+                self.retire(world, WANTED)
+            elif world.state is WorldState.IN_USE:
+                world.driver.handle(WorldWanted(world.spec.world))
 
     def report(self, message: ServerReport) -> None:
         """Handle a report of a fork server."""

@@ -87,11 +87,13 @@ class MachinesTaken:
     """The leases on devices of other machines, by machine."""
     machines: tuple[int, ...] = ()
     """The machine of each rank, once the world has its place; empty if all are on this machine."""
+    wanted_elsewhere: bool = False
+    """True if another request waits for devices of other machines."""
 
     @property
     def wanted(self) -> bool:
-        """True if another request waits for devices of this machine."""
-        return self.here is not None and self.here.wanted
+        """True if another request waits for these devices."""
+        return self.wanted_elsewhere or (self.here is not None and self.here.wanted)
 
 
 Own = TypeVar("Own", bound=MachinesTaken)
@@ -156,7 +158,7 @@ class StarterOnMachines(ABC, Generic[Own]):
                     taken.remote[machine] = await self._clients[machine].lease(demand, need, masks.get(machine))
                     del self._leasing[id(demand)]
                 else:
-                    taken.here = await self._here.leases.take(demand, need=need, owner=taken)
+                    taken.here = await self._here.leases.take(demand, need=need)
         except BaseException:
             self._return(taken, killed=False)
             raise
@@ -263,11 +265,11 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
         needs: Mapping[int, DeviceNeed | None] = {0: key.need}
         if key.need is not None and key.ranks:
             needs = key.needs(self._layout.machines_of(key.ranks, key.machines))
-        for other in list(self._taken):
+        for other in self._taken:
             # One test runs at a time, so the other world is idle, and is retired: even if there are devices for both,
             # which only the agents know.
-            if not other.remote.keys().isdisjoint(needs):
-                self._reports.wanted(other)
+            other.wanted_elsewhere |= not other.remote.keys().isdisjoint(needs)
+        self._reports.give_up_wanted()
         return await self._lease(MachinesTaken(demand), needs, {})
 
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:
