@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from pytest_accel.core.clock import wall_clock
+from pytest_accel.core.record_events import Timestamp
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.shared_folder import TEXT_LIMIT, printable, user_name
@@ -34,8 +35,6 @@ class WorldDemand(Struct, frozen=True, tag=True):
 
 _LARGEST_PID = 2**31 - 1
 """The largest number that pid_t holds."""
-_LAST_MOMENT = 1e11
-"""Seconds since the epoch (the year 5138): a later time is invalid, and too large for some functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ class Holder:
     user: str
     test: str
     """Node id of the test that runs on the device, or another reason why it is held; names the holder if `pid` is 0."""
-    since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
-    """Seconds since the epoch."""
+    since: Timestamp
 
     @classmethod
     def here(cls, test: str) -> Holder:
@@ -70,10 +68,8 @@ class Holder:
 
 
 def encode(holder: Holder) -> bytes:
-    """Return the line for a lock file. The test is truncated: the id of a parametrized test may have any length."""
-    if len(holder.test) > TEXT_LIMIT:
-        holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
-    return msgspec.json.encode(holder) + b"\n"
+    """Return the line for a lock file. A test's id may have any length, and bytes of a path that are no text."""
+    return msgspec.json.encode(replace(holder, test=printable(cut_end(holder.test, TEXT_LIMIT)))) + b"\n"
 
 
 def decode(data: bytes) -> Holder | None:
