@@ -36,8 +36,6 @@ _POLL = 0.02
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, even if others wait."""
-_LOOKS_PER_CHECK = 5
-"""Number of looks after which one look also checks that the leases of this session are still possible."""
 _LONGEST_LIST = 200
 """Maximum characters of the names of devices in a line about a wait: there are many memory parts."""
 
@@ -264,17 +262,16 @@ class Leases:
 
         Raise :class:`~pytest_accel.leases.shared_folder.LockFolderError` once a lock is lost: the ranks must end.
         """
-        for number in count():
+        while True:
             await sleep(_LOOK)
             self._wished = {one for locks in self._locks for one in locks if locks.is_wished_elsewhere(one)}
-            if number % _LOOKS_PER_CHECK == 0:
-                for locks in self._locks:
-                    locks.check()
-                for wait in self._open_requests():
-                    try:
-                        self._check_available(wait.demand, wait.need, wait.only)
-                    except PlaceError as error:
-                        loop_tasks.fail(wait.outcome, error)
+            for locks in self._locks:
+                locks.check()
+            for wait in self._open_requests():
+                try:
+                    self._check_available(wait.demand, wait.need, wait.only)
+                except PlaceError as error:
+                    loop_tasks.fail(wait.outcome, error)
             self._react()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ The frames are those of `multiprocessing.connection.Connection.send_bytes`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from marshal import dumps, loads
 from struct import Struct as BinaryFormat
@@ -88,6 +89,8 @@ def _read(file: BinaryIO, size: int) -> bytes:
 
 
 async def read_message(reader: StreamReader, form: Any) -> Any:
-    """Read a frame, and return its message; raise an error of :meth:`StreamReader.readexactly` at the end."""
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return decode(await reader.readexactly(length), form)
+    """Read a frame, and return its message; None if the connection has ended, maybe within a frame."""
+    with suppress(ConnectionError, EOFError):
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        return decode(await reader.readexactly(length), form)
+    return None

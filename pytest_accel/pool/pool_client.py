@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -23,6 +23,9 @@ from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import RankExit
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec
+
+if TYPE_CHECKING:
+    from execnet import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +98,6 @@ PoolMessage = Answer | WorldWanted | RankExited
 """`RankExited` is about a rank of a world that the driver has, or will get."""
 
 # The driver's end
-
-
-class Channel(Protocol):
-    """The methods of `execnet.Channel` that are used here."""
-
-    def send(self, item: object) -> None: ...
-
-    def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None: ...
 
 
 class PoolClient:

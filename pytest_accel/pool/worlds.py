@@ -186,58 +186,20 @@ class PooledWorld:
                 self.request.driver.handle(RankExited(self.spec.world, rank, end))
 
 
-class PoolSummary:
-    """Errors that belong to no test, and the tests that were interrupted. Owned by the pool."""
-
-    def __init__(self) -> None:
-        self.errors: list[str | RankProblem] = []
-        """Errors that belong to no test, such as an error in the teardown of a session fixture."""
-        self.interrupted: dict[int, Interrupted] = {}
-        """The tests that ran when the session was interrupted, by world number."""
-
-    def add_interrupted(self, world: PooledWorld, test: str) -> None:
-        """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
-
-        An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
-        """
-        recorded = self.interrupted.get(world.spec.world)
-        if recorded is not None:
-            if test and not recorded.test:
-                self.interrupted[world.spec.world] = replace(recorded, test=test)
-            return
-        ends = dict(world.exits)
-        stacks, records = world.inspector.stacks(world.alive), world.inspector.records(world.alive)
-        idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
-        between_tests = not test and not ends and idle
-        if between_tests and not any(map(waiting_in, records.values())):
-            return
-        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, records)
-
-    def add_problem(
-        self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
-    ) -> None:
-        """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
-        phases: dict[int, When] = {rank: "teardown"}
-        sections = world.inspector.ask(MachineInspector.captured, phases).get(rank, [])
-        if end is not None and end.is_crash:
-            stack = world.inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
-        output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
-        self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))
-
-
 class Worlds(dict[int, PooledWorld]):
     """The worlds of a session that have processes, by number. Owned by the pool, and told by the starters.
 
     The pool adds worlds, and passes them from driver to driver. How they start and end is decided here.
     """
 
-    def __init__(
-        self, directory: str, slots: int, summary: PoolSummary, record: Recorder, on_error: Callable[[str], None]
-    ) -> None:
+    def __init__(self, directory: str, slots: int, record: Recorder, on_error: Callable[[str], None]) -> None:
         """`on_error` gets the error after which no world can be started any more."""
         super().__init__()
         self.directory = directory
-        self.summary = summary
+        self.errors: list[str | RankProblem] = []
+        """Errors that belong to no test, such as an error in the teardown of a session fixture."""
+        self.interrupted: dict[int, Interrupted] = {}
+        """The tests that ran when the session was interrupted, by world number."""
         self.closing = False
         """True once the session ends."""
         self._slots = slots
@@ -303,7 +265,7 @@ class Worlds(dict[int, PooledWorld]):
         if world.state is WorldState.RETIRING:
             stacks = world.inspector.stacks(world.alive)
             for rank in world.alive:
-                self.summary.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
+                self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
         if world.spec.world in self:
             self.kill(world, "its ranks have not ended in time")
 
@@ -349,7 +311,7 @@ class Worlds(dict[int, PooledWorld]):
                 self.kill(world, SESSION_ENDS)
         await loop_tasks.becomes_true(lambda: not self, RETIRE_TIMEOUT + _REPORTING_TIMEOUT, _END_POLL)
         for world in self.in_state(WorldState.RETIRING):
-            self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
+            self.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             self.kill(world, SESSION_ENDS)
 
     def in_state(self, state: WorldState) -> Iterator[PooledWorld]:
@@ -357,6 +319,37 @@ class Worlds(dict[int, PooledWorld]):
         for world in list(self.values()):
             if world.state is state:
                 yield world
+
+    # Errors that belong to no test, and interrupted tests
+
+    def add_interrupted(self, world: PooledWorld, test: str) -> None:
+        """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
+
+        An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
+        """
+        recorded = self.interrupted.get(world.spec.world)
+        if recorded is not None:
+            if test and not recorded.test:
+                self.interrupted[world.spec.world] = replace(recorded, test=test)
+            return
+        ends = dict(world.exits)
+        stacks, records = world.inspector.stacks(world.alive), world.inspector.records(world.alive)
+        idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
+        between_tests = not test and not ends and idle
+        if between_tests and not any(map(waiting_in, records.values())):
+            return
+        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, records)
+
+    def add_problem(
+        self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
+    ) -> None:
+        """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
+        phases: dict[int, When] = {rank: "teardown"}
+        sections = world.inspector.ask(MachineInspector.captured, phases).get(rank, [])
+        if end is not None and end.is_crash:
+            stack = world.inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
+        output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
+        self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))
 
     # Called by starters
 
@@ -405,18 +398,18 @@ class Worlds(dict[int, PooledWorld]):
             return
         world.rank_exited(rank, end)
         if world.state is WorldState.RETIRING and end == exited(FAILED_BY_HOOK):
-            self.summary.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
+            self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
         elif world.state is WorldState.RETIRING and end.status != RETIRED:
-            self.summary.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
+            self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
         elif world.state is WorldState.IDLE:
-            self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
+            self.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
             self.kill(world, "a rank has ended")
         if world.ended and world.ending:
             self.forget(world)
 
     def report_left(self, processes: Iterable[str]) -> None:
         """Report processes that live on although they were killed."""
-        self.summary.errors += [f"{process} could not be killed" for process in processes]
+        self.errors += [f"{process} could not be killed" for process in processes]
 
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """End the worlds whose ranks have ended with the fork server that had started them."""
@@ -432,7 +425,7 @@ class Worlds(dict[int, PooledWorld]):
         self.report_left(kill_marked(self.directory, server))
         for world in worlds:
             if world.state is WorldState.RETIRING and self.closing:
-                self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
+                self.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
             if world.state is not WorldState.IN_USE:  # Drivers give back worlds in use.
                 self.kill(world, why)

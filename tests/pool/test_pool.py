@@ -114,7 +114,7 @@ class SimulatedSession:
             2,
             record=record,
             show=print,
-            starters=lambda reports: (simulated(spec, reports), None),
+            starters=lambda reports: (simulated(spec, reports),) * 2,
         )
         return cls(pool)
 

@@ -38,7 +38,7 @@ class InterruptingChannel:
 def test_a_demand_is_cancelled_if_the_wait_for_it_is_interrupted(late: bool) -> None:
     spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True))
     answer = Answer(1, WorldGrant(spec, (1,), "/", False, 0.0, ()))
-    channel = InterruptingChannel(None if late else answer)
+    channel: Any = InterruptingChannel(None if late else answer)
     client = PoolClient.over(channel)
     with pytest.raises(TimeoutError):
         client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test", 0.0)

@@ -131,6 +131,9 @@ class StarterOnMachines(ABC, Generic[Own]):
     def machines(self) -> tuple[str, ...]:
         return tuple(machine.name for machine in self._machines)
 
+    def serves(self, key: WorldKey) -> bool:
+        return True
+
     def warm(self) -> None:
         self._servers.run(self._spawns)
 
@@ -256,9 +259,6 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
     ) -> None:
         super().__init__(spec, here, layout.machines, clients, reports)
         self._layout = layout
-
-    def serves(self, key: WorldKey) -> bool:
-        return True
 
     async def take(self, demand: WorldDemand) -> MachinesTaken:
         key = demand.key
