@@ -27,7 +27,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from fcntl import flock
@@ -66,7 +65,8 @@ class SessionLocks:
         self.folder = folder
         self._held: dict[tuple[str, str], int] = {}
         """The descriptor of each locked file, by device and kind of lock."""
-        _INSTANCES.add(self)
+        # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
+        register_at_fork(after_in_child=self.close)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all("lock"))
@@ -261,15 +261,3 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
     with suppress(psutil.Error, OSError):
         return any(file.path == str(path) for file in process.open_files())
     return False
-
-
-_INSTANCES: weakref.WeakSet[SessionLocks] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
-    for locks in tuple(_INSTANCES):
-        locks.close()
-
-
-register_at_fork(after_in_child=_close_all)

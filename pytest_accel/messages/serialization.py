@@ -41,9 +41,9 @@ def exception_text(error: BaseException) -> str:
             return "".join(format_exception_only(error.exc_info[1])).strip()
         if doctest is not None and isinstance(error, doctest.DocTestFailure):
             return f"expected {error.example.want.strip()!r}, got {error.got.strip()!r}"
-        return str(error)
-    except Exception as second:
-        return f"<str() of the exception raised {type(second).__name__}>"
+    except Exception:
+        pass
+    return _text(error)
 
 
 def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type[Exception]:

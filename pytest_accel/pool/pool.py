@@ -162,7 +162,7 @@ class Pool:
                     if (request.driver, request.demand.number) == (driver, number):
                         self._cancel(request)
                 for world in self.worlds.in_state(WorldState.IN_USE):  # The world may have been granted meanwhile.
-                    if world.request is not None and (world.driver, world.request.demand.number) == (driver, number):
+                    if (world.request.driver, world.request.demand.number) == (driver, number):
                         self.give_back(world.spec.world, "its driver has stopped waiting for it", frozenset())
             case GiveBackWorld(world, kill_reason, noticed, retire, interrupted):
                 if interrupted is not None:
@@ -183,7 +183,6 @@ class Pool:
     def _cancel(self, request: WorldRequest) -> None:
         """Cancel a request, without an answer."""
         del self.requests[request.id]
-        assert request.task is not None
         request.task.cancel()
         self._record("RequestEnded", request=request.id, why="cancelled")
 
@@ -210,7 +209,6 @@ class Pool:
         for rank, end in world.exits.items():
             if rank not in noticed:  # A test killed the rank and passed.
                 self.worlds.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
-        world.request = None
         self.worlds.note(world, "WorldReturned")
         if world.ended or world.exits or (kill_reason is not None and not retire):
             self.worlds.kill(world, kill_reason or "a rank has ended")
@@ -221,8 +219,8 @@ class Pool:
             self._hand_on(world)
         else:
             world.become(WorldState.IDLE)
-        if not world.keeps and (taken := world.drop()) is not None:  # CPU slots are the test's, not the world's.
-            world.starter.leases.give_back(taken, killed=False)
+        if not world.keeps:
+            world.end_lease()  # CPU slots are the test's, not the world's.
         self.worlds.retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
@@ -235,8 +233,8 @@ class Pool:
         """Cancel the requests of a driver whose process has ended, and terminate its worlds."""
         for request in [request for request in self.requests.values() if request.driver == driver]:
             self._cancel(request)
-        for world in list(self.worlds.values()):
-            if world.request is not None and world.request.driver == driver:
+        for world in self.worlds.in_state(WorldState.IN_USE):
+            if world.request.driver == driver:
                 self.give_back(world.spec.world, "its driver ended", frozenset(world.exits))
 
     # In the caller's thread
@@ -305,6 +303,7 @@ class Pool:
         # An idle world that keeps its devices needs no new lease. An idle world on the CPU needs slots for each test.
         world = self.worlds.find_idle(request) if starter.keeps(key) else None
         if world is None:
+            request.starter = starter
             taken = await self._take(request, starter)
             with ExitStack() as undo:
                 undo.callback(starter.leases.give_back, taken, killed=False)
@@ -328,7 +327,6 @@ class Pool:
 
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
         """Wait for the devices or CPU slots of a world, and return them."""
-        request.starter = starter
         timeout = request.demand.timeout
         left = None if timeout is None else max(0.0, request.since + timeout - monotonic())
         late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
@@ -337,7 +335,6 @@ class Pool:
             taken: Taken = await starter.leases.take(request.demand)
             return taken
         finally:
-            request.starter = None
             if late is not None:
                 late.cancel()
 
@@ -373,7 +370,7 @@ class Pool:
         """Give a world to the driver of a request."""
         warm = world.state is not WorldState.STARTING
         world.become(WorldState.IN_USE)
-        world.request, world.driver = request, request.driver
+        world.request = request
         holder, spec = request.demand.holder, world.spec
         try:
             if world.taken is not None:
@@ -408,7 +405,6 @@ class Pool:
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
         """End the task of a request, and answer it with an error."""
-        assert request.task is not None
         request.task.cancel()
         self._answer(request, why)
 

@@ -30,8 +30,8 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, Command, ExitCause, RankExit, When, exited
-from pytest_accel.messages.struct_messages import encode
-from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.struct_messages import encode, frame
+from pytest_accel.messages.unix_sockets import sendall
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolMessage, WorldWanted
 from pytest_accel.pool.starter import LostPlaceError, Starter, Taken
@@ -72,10 +72,10 @@ class WorldRequest:
     driver: PoolDriver
     show_at: float
     """Seconds after which a line shows what the request waits for."""
-    task: Task[None] | None = None
-    """The task that provides the world; None once it has its answer."""
+    task: Task[None] = field(init=False)
+    """The task that provides the world."""
     starter: Starter[Any] | None = None
-    """The starter for whose devices or slots the task waits; None while the task does not wait for a starter."""
+    """The starter whose devices or slots the world gets; None before the task has begun."""
     since: float = field(default_factory=monotonic)
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None before that."""
@@ -132,9 +132,8 @@ class PooledWorld:
         self.inspector = WorldInspector(directory, spec)
         self.starter = starter
         self.state = WorldState.STARTING
-        self.request: WorldRequest | None = request
-        self.driver = request.driver
-        """The last driver that has got the world."""
+        self.request = request
+        """The request that gets the world, or was the last to get it."""
         self.taken: Taken | None = taken
         """The lease of the world; None while an idle world has no CPU slots."""
         self.keeps = starter.keeps(spec.key)
@@ -173,16 +172,17 @@ class PooledWorld:
             raise RuntimeError(f"world {self.spec.world} is {self.state.value}, and cannot be {state.value} next")
         self.state, self.since = state, monotonic()
 
-    def drop(self) -> Taken | None:
-        """Remove and return the lease of the world, or return None if it has none."""
+    def end_lease(self, *, killed: bool = False) -> None:
+        """Give back the lease of the world, if it has any; `killed` says whether the processes were killed."""
         taken, self.taken = self.taken, None
-        return taken
+        if taken is not None:
+            self.starter.leases.give_back(taken, killed=killed)
 
     def rank_exited(self, rank: int, end: RankExit) -> None:
         """Record the exit of a rank, and report it to the driver; no-op if an exit of the rank is recorded."""
         if rank not in self.exits:
             self.exits[rank] = end
-            if self.request is not None:
+            if self.state in (WorldState.STARTING, WorldState.IN_USE):
                 self.request.driver.handle(RankExited(self.spec.world, rank, end))
 
 
@@ -211,7 +211,7 @@ class Worlds(dict[int, PooledWorld]):
         key = request.demand.key
         found = [one for one in self.in_state(WorldState.IDLE) if one.spec.key == key]
         # Prefer a world that the driver has used last: it has the fixtures of the module.
-        return next((one for one in found if one.driver is request.driver), found[0] if found else None)
+        return next((one for one in found if one.request.driver is request.driver), found[0] if found else None)
 
     def note(self, world: PooledWorld, event: str, /, **fields: Any) -> None:
         """Record an event of a world, but not of a lease without ranks."""
@@ -252,9 +252,8 @@ class Worlds(dict[int, PooledWorld]):
         world.become(WorldState.KILLED if quietly else WorldState.RETIRING)
         self.note(world, "WorldEnding", why=why)
         for rank, pid in enumerate(world.pids):
-            with suppress(OSError):
-                call = Connection(call_rank(self.directory, world.spec, rank, pid).detach())
-                call.send_bytes(encode(Command.RETIRE))
+            with suppress(OSError), call_rank(self.directory, world.spec, rank, pid) as call:
+                sendall(call, frame(encode(Command.RETIRE)))
         if world.ended:
             self.forget(world)
         else:
@@ -278,8 +277,7 @@ class Worlds(dict[int, PooledWorld]):
         self.note(world, "WorldGone")
         world.inspector.remove_files()
         world.starter.forget(world.spec)
-        if (taken := world.drop()) is not None:
-            world.starter.leases.give_back(taken, killed=killed and world.spec.ranks > 0)
+        world.end_lease(killed=killed and world.spec.ranks > 0)
 
     def retire_idle(self) -> None:
         """Retire the oldest of too many idle ranks.
@@ -359,7 +357,7 @@ class Worlds(dict[int, PooledWorld]):
             if world.state is WorldState.IDLE:
                 self.retire(world, WANTED)
             elif world.state is WorldState.IN_USE:
-                world.driver.handle(WorldWanted(world.spec.world))
+                world.request.driver.handle(WorldWanted(world.spec.world))
 
     def report(self, message: ServerReport) -> None:
         """Handle a report of a fork server."""
