@@ -29,6 +29,7 @@ from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.forkserver.server_messages import file_with, read_file
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import Role, WorldSpec
+from pytest_accel.rank.main import run
 
 
 def fork_rank(session: SessionSpec, role: Role, *, leave_server: Callable[[], None], own_group: bool) -> int:
@@ -55,7 +56,7 @@ def fork_rank(session: SessionSpec, role: Role, *, leave_server: Callable[[], No
             variables = _variables(session, role.spec, role.rank)
             if not all(map(is_read_later, variables)):  # Modules that the server has imported may have read them.
                 _start_interpreter(session, role, variables)
-            code = _run(session, role)
+            code = run(session, role)
         except BaseException:
             print_exc()
         finally:  # Also if print_exc() raises: the child must not go on in the server's code.
@@ -68,13 +69,6 @@ def _descriptors(role: Role) -> Iterator[int]:
     yield from (role.listener, *role.locks)
     if role.store is not None:
         yield role.store
-
-
-def _run(session: SessionSpec, role: Role) -> int:
-    # Deferred: the fork server imports pytest in a block in which it notices the end of its parent.
-    from pytest_accel.rank import main as rank_module
-
-    return rank_module.run(session, role)
 
 
 def _variables(session: SessionSpec, spec: WorldSpec, rank: int) -> dict[str, str]:
@@ -109,7 +103,7 @@ def main(descriptor: int, tracker: int) -> NoReturn:
     _wait_for_no_children()
     code = 1
     try:
-        code = _run(session, role)
+        code = run(session, role)
     except BaseException:
         print_exc()
     finally:

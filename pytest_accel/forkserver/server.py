@@ -34,7 +34,6 @@ from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.core.processes import children_of, cleans_up, kill_descendants, kill_group, kill_tree
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.forkserver.preload import (
-    RANK_MODULES,
     TORCH_MODULES,
     blas_without_threads,
     import_installed,
@@ -156,7 +155,6 @@ def _receive(connection: Connection, parent: int) -> int | None:
 
 def _import_ahead(directory: str, plugin_options: Sequence[str] | None) -> str | None:
     """Import what all ranks need; return why they must not be forked after the import of pytest's plugins, or None."""
-    import_installed(RANK_MODULES)
     published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
     if plugin_options is None:
         return None
@@ -286,11 +284,11 @@ class ForkedWorlds:
             with ExitStack() as stack:
                 for descriptor in locks:
                     stack.callback(os.close, descriptor)
-                if spec.grouped and port is None:
+                if spec.key.grouped and port is None:
                     store = stack.enter_context(_reserve_port(host_of(spec)))
                     port = store.getsockname()[1]
-                for rank in range(spec.ranks):
-                    if spec.server_of(rank) == self._session.server:
+                for rank, server in enumerate(spec.servers):
+                    if server == self._session.server:
                         pids.append(self._fork(spec, rank, port, store, locks))
                         if store is not None:
                             store.close()  # Only rank 0 inherits it. It is the first rank of the server that opens it.

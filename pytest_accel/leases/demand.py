@@ -33,15 +33,11 @@ class WorldDemand(Struct, frozen=True, tag=True):
     """Maximum seconds to wait for devices or CPU slots, or None for no limit."""
 
 
-_LARGEST_PID = 2**31 - 1
-"""The largest number that pid_t holds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The holder of a device, as it describes itself in the lock file."""
 
-    pid: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_PID)]
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # As pid_t.
     """The session's main process; 0 if it is not known. The user and the time are then unknown, too."""
     user: str
     test: str

@@ -18,7 +18,7 @@ from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.device_order import ties
-from pytest_accel.hardware.health import Guard, HealthVendor
+from pytest_accel.hardware.health import Guard
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import candidates, in_words, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
@@ -81,23 +81,14 @@ class _Kind:
 
     inventory: Inventory
     locks: SessionLocks | None
-    guard: Guard | None
-
-    @property
-    def set_aside(self) -> dict[str, str]:
-        """The devices that the session does not use any more, each with the reason."""
-        return {} if self.guard is None else self.guard.aside
+    guard: Guard
 
     def usable(self, only: Collection[str] | None) -> Inventory:
         """Return the session's inventory without the devices that were set aside since it started, and with `only`."""
-        if not (aside := self.set_aside) and only is None:
+        if not self.guard.aside and only is None:
             return self.inventory
-        devices = (one for one in self.inventory.devices if one.id not in aside)
+        devices = (one for one in self.inventory.devices if one.id not in self.guard.aside)
         return replace(self.inventory, devices=tuple(one for one in devices if only is None or one.id in only))
-
-    def refuses(self, device: str) -> str | None:
-        """Return why a device may not be leased now, or None."""
-        return None if self.guard is None else self.guard.refuses(device)
 
 
 class Leases:
@@ -205,10 +196,8 @@ class Leases:
         self._free_slots += lease.granted.slots
         for device, taken in lease.granted.takes():
             self._free[device] += taken
-        for device in lease.ids:
-            guard = self._devices[device][1].guard
-            if killed and guard is not None:
-                guard.suspect([device], lease.pids)
+        for device in lease.ids if killed else ():
+            self._devices[device][1].guard.suspect([device], lease.pids)
         # Unlock devices even if they are needed again at once: a process that the lease has left keeps the lock, and
         # they must not be granted before it has ended.
         self._unlock(lease.ids)
@@ -245,7 +234,7 @@ class Leases:
                     earlier += [] if kind.locks.wishes(device) else [who_holds(kind.locks.folder, device, "wish")]
             if holder is not None:
                 held.setdefault(str(holder), []).append(device)
-            elif (why := kind.refuses(device)) is not None:
+            elif (why := kind.guard.refuses(device)) is not None:
                 refused.append(f"{device} {why}")
         earlier += [one.demand.holder for one in ahead if _are_rivals(mine, one.request)]
         users = [(one.granted.slots, one.holder) for one in self._leases.values() if one.granted.slots and mine.slots]
@@ -303,7 +292,7 @@ class Leases:
 
     def _check_available(self, demand: WorldDemand, need: DeviceNeed | None, only: Collection[str] | None) -> None:
         """Raise :class:`PlaceError` if `need` cannot be met any more, since devices were set aside in this session."""
-        if need is not None and (aside := self._kind(demand.key.kind).set_aside):
+        if need is not None and (aside := self._kind(demand.key.kind).guard.aside):
             missing = shortfall(need, self._kind(demand.key.kind).usable(only))
             if missing is not None:
                 lines = (f"{name} was set aside: {why}" for name, why in aside.items())
@@ -312,9 +301,7 @@ class Leases:
     def _kind(self, name: str) -> _Kind:
         if name not in self._kinds:
             inventory, vendor = self.machine.of(name), self.machine.vendor(name)
-            guard = None
-            if isinstance(vendor, HealthVendor):
-                guard = Guard(vendor, inventory.devices, self.machine.main_pid, waits=self._waits_for_busy)
+            guard = Guard(vendor, inventory.devices, self.machine.main_pid, waits=self._waits_for_busy)
             locks = None if is_private(vendor) else SessionLocks(self._lock_folder(name))
             kind = self._kinds[name] = _Kind(inventory, locks, guard)
             for device in inventory.devices:
@@ -360,7 +347,7 @@ class Leases:
         kind = self._devices[device][1]
         if self._free[device] < WHOLE:
             return True  # Other parts of it are leased.
-        if kind.refuses(device) is not None:
+        if kind.guard.refuses(device) is not None:
             return False
         if kind.locks is None:
             return True

@@ -30,7 +30,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from fcntl import flock
-from os import close, fstat, getpid, lstat, pwrite, register_at_fork
+from os import close, fstat, getpid, lstat, pread, pwrite, register_at_fork
 from pathlib import Path
 
 import psutil
@@ -45,12 +45,13 @@ from pytest_accel.leases.shared_folder import (
     lock_path,
     open_lock_file,
     prepare_folder,
-    read,
     unusable,
 )
 
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 """The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
+_CONTENT_LIMIT = 8 * 1024
+"""Maximum number of bytes of a file's content: two texts, in which a character may take 12 bytes in JSON."""
 
 
 class SessionLocks:
@@ -106,9 +107,11 @@ class SessionLocks:
         """Give a device up; it stays locked while another process has the descriptor."""
         self._drop("lock", [device])
 
-    def describe(self, device: str, holder: Holder) -> None:
-        """Tell people who holds a device that this session has locked."""
-        _describe(self.descriptor(device), encode(holder))
+    def describe(self, device: str, holder: Holder, kind: str = "lock") -> None:
+        """Tell people who has this kind of lock of a device, which is this session's."""
+        # Readers read the first line. The rest of a longer one stays: to truncate the file takes as long as to lock it.
+        with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
+            pwrite(self._held[device, kind], encode(holder), 0)
 
     def wish(self, wishes: Mapping[str, Holder]) -> None:
         """Wish for these devices and no others; the values are for people. Call this again while a wish is missing.
@@ -128,7 +131,7 @@ class SessionLocks:
             with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
                 # Keep the first lock until the second: sessions get the wish in the order of their arrival.
                 if self._take(device, "next") and self._take(device, "wish"):
-                    _describe(self._held[device, "wish"], encode(holder))
+                    self.describe(device, holder, "wish")
         return self.wishes(device)
 
     def step_back(self, devices: Iterable[str]) -> None:
@@ -177,7 +180,8 @@ def who_holds(folder: Path, device: str, what: str = "lock") -> Holder | None:
     try:
         descriptor = open_lock_file(path, os.O_RDONLY)
         try:
-            return (decode(read(descriptor)) or Holder.unknown()) if _is_locked(descriptor) else None
+            line = pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
+            return (decode(line) or Holder.unknown()) if _is_locked(descriptor) else None
         finally:
             close(descriptor)
     except FileNotFoundError:
@@ -241,12 +245,6 @@ def _is_locked(descriptor: int) -> bool:
             return True
         raise
     return False
-
-
-def _describe(descriptor: int, content: bytes) -> None:
-    # Readers read the first line. The rest of a longer line stays: to truncate the file takes as long as to lock it.
-    with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
-        pwrite(descriptor, content, 0)
 
 
 def _is_in_place(descriptor: int, path: Path) -> bool:

@@ -23,7 +23,7 @@ import os
 import pwd
 import stat
 from contextlib import suppress
-from os import access, close, fchmod, fstat, lstat, pread
+from os import access, close, fchmod, fstat, lstat
 from os import open as open_descriptor
 from pathlib import Path
 from urllib.parse import quote
@@ -35,8 +35,6 @@ PREFIX = "pytest-accel-"
 """Prefix of every file name: ``/tmp`` also holds files of other programs."""
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
-_CONTENT_LIMIT = 8 * 1024
-"""Maximum number of bytes of a file's content: two texts, in which a character may take 12 bytes in JSON."""
 _FOR_ALL = 0o666
 _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
 """The errors of open(2) for entries that no session made: a link, a directory, a socket, or a file of another mode."""
@@ -149,11 +147,6 @@ def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
         return descriptor
     close(descriptor)
     raise NoLockFileError(path, mode)
-
-
-def read(descriptor: int) -> bytes:
-    """Return the first line of a lock file, which any user may have written."""
-    return pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
 
 
 def printable(text: str) -> str:

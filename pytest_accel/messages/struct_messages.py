@@ -15,7 +15,7 @@ from functools import cache
 from marshal import dumps, loads
 from struct import Struct as BinaryFormat
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from msgspec import MsgspecError, Struct, convert, defstruct, to_builtins
 
@@ -73,19 +73,6 @@ def _holder(form: Any) -> type[Struct]:
 def frame(data: bytes) -> bytes:
     """Return `data` with its length before it."""
     return LENGTH.pack(len(data)) + data
-
-
-def read_frame(file: BinaryIO, form: Any) -> Any:
-    """Read a frame of the blocking `file`, and return its message; raise EOFError at the end."""
-    (length,) = LENGTH.unpack(_read(file, LENGTH.size))
-    return decode(_read(file, length), form)
-
-
-def _read(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
 
 
 async def read_message(reader: StreamReader, form: Any) -> Any:

@@ -350,14 +350,16 @@ class Pool:
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:
         """Return a new world for `request`, which has `taken` from then on; its processes are not started yet."""
         key = request.demand.key
-        spec = starter.place(WorldSpec(next(self._numbers), key, self._machine.argument(key.kind)), taken)
+        here = (0,) * key.ranks
+        spec = WorldSpec(next(self._numbers), key, here, here, self._machine.argument(key.kind))
+        spec = starter.place(spec, taken)
         used = {number for world in self.worlds.values() for number in world.spec.workers}
         workers = tuple(islice((one for one in count(self._first_worker) if one not in used), spec.ranks))
         spec = replace(spec, workers=workers, worker_count=max((*used, *workers), default=0) + 1)
         world = self.worlds[spec.world] = PooledWorld(self.worlds.directory, spec, request, starter, taken)
         places = []
         for rank in range(spec.ranks):
-            devices, machine = spec.devices_of(rank), starter.machines[spec.machine_of(rank)]
+            devices, machine = spec.devices_of(rank), starter.machines[spec.machines[rank]]
             for device in devices:
                 self._record_device(device, machine)
             share = max((fraction(spec.share, device) for device in devices), default=1.0)
@@ -376,7 +378,7 @@ class Pool:
             if world.taken is not None:
                 world.starter.leases.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self.worlds.note(world, "WorldAcquired", request=request.id, reused=warm)
-            hosts = (world.starter.machines[spec.machine_of(rank)] for rank in range(spec.ranks))
+            hosts = (world.starter.machines[number] for number in spec.machines)
             waited = monotonic() - request.since if request.waited is None else request.waited
             grant = WorldGrant(spec, world.pids, self.worlds.directory, warm, waited, tuple(dict.fromkeys(hosts)))
             self._answer(request, grant)

@@ -415,10 +415,10 @@ class Worlds(dict[int, PooledWorld]):
         why, end = f"the fork server ended twice while starting a world\n{log}", RankExit(ExitCause.SERVER_ENDED)
         if loss is not None:
             why, end = f"a machine of this session is lost: {loss}", RankExit(ExitCause.MACHINE_LOST, about=loss)
-        worlds = [one for one in self.values() if one.starter is starter and server in one.spec.server_numbers]
+        worlds = [one for one in self.values() if one.starter is starter and server in one.spec.servers]
         for world in worlds:
-            for rank in range(world.spec.ranks):
-                if world.spec.server_of(rank) == server:
+            for rank, number in enumerate(world.spec.servers):
+                if number == server:
                     world.rank_exited(rank, end)  # Before the slow cleanup, since the drivers wait for it.
         self.report_left(kill_marked(self.directory, server))
         for world in worlds:

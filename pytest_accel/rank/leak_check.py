@@ -123,7 +123,7 @@ class LeakCheck:
         self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
 
     def _look(self) -> _Seen:
-        grouped = self._context.spec.grouped
+        grouped = self._context.spec.key.grouped
         return _Seen(
             find() if self._is_on else frozenset(),
             process_state.read() if self._is_on else (),
@@ -183,7 +183,7 @@ class LeakCheck:
         context = self._context
         if failed_work is not None and failed_work.seen:
             return f"the test expected an error of a device, which is unusable now: {failed_work}"
-        if context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context):
+        if context.spec.key.grouped and context.default_group is not None and not group_state.has_own_default(context):
             return "the test destroyed or replaced the world's default process group"
         if torch_api.rpc_initialisations() and not torch_api.rpc_is_running():
             return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"

@@ -216,14 +216,14 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def start(self, spec: WorldSpec, taken: Own) -> None:
         spawns = self._spawns
-        self._servers.run({number: spawns[number] for number in sorted(spec.server_numbers)})
+        self._servers.run({number: spawns[number] for number in sorted(set(spec.servers))})
         self._servers.start(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
     def kill(self, spec: WorldSpec) -> None:
         self._servers.kill(spec)
 
     def kill_servers(self, spec: WorldSpec) -> None:
-        self._servers.kill_servers(spec.server_numbers)
+        self._servers.kill_servers(spec.servers)
 
     def forget(self, spec: WorldSpec) -> None:
         pass
@@ -273,6 +273,6 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
         return await self._lease(MachinesTaken(demand), needs, {})
 
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:
-        if spec.grouped:
+        if spec.key.grouped:
             return self._on_machines(spec, taken, self._layout.machines_of(spec.ranks, spec.key.machines))
         return replace(spec, devices=() if taken.here is None else taken.here.devices)

@@ -169,7 +169,7 @@ def _look(pool: Pool) -> _PoolState:
     ]
     worlds = [one for one in pool.worlds.values() if one.state in (WorldState.STARTING, WorldState.IN_USE)]
     used = {
-        (world.spec.machine_of(rank), device.id)
+        (world.spec.machines[rank], device.id)
         for world in worlds
         for rank in range(world.spec.ranks)
         for device in world.spec.devices_of(rank)
