@@ -181,13 +181,10 @@ class PoolClient:
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:
-            self._fail("the main pytest process has ended")
+            self._answers.put("the main pytest process has ended")
             return
         try:
             self.handle(decode(data, PoolMessage))
         except BaseException:  # execnet would close the channel without a message.
-            self._fail(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
+            self._answers.put(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
             raise
-
-    def _fail(self, why: str) -> None:
-        self._answers.put(why)
