@@ -210,17 +210,17 @@ class Pool:
             if rank not in noticed:  # A test killed the rank and passed.
                 self.worlds.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
         self.worlds.note(world, "WorldReturned")
+        if not world.starter.keeps(world.spec.key):
+            world.end_lease()  # CPU slots are the test's, not the world's.
         if world.ended or world.exits or (kill_reason is not None and not retire):
             self.worlds.kill(world, kill_reason or "a rank has ended")
         elif world.spec.key.fresh or retire or self.worlds.closing:
             fresh = "its test asks for fresh ranks" if world.spec.key.fresh else "no further test can use it"
             self.worlds.retire(world, kill_reason or fresh, quietly=kill_reason is not None)
-        elif world.keeps and world.wanted:
+        elif world.wanted:
             self._hand_on(world)
         else:
             world.become(WorldState.IDLE)
-        if not world.keeps:
-            world.end_lease()  # CPU slots are the test's, not the world's.
         self.worlds.retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:

@@ -135,9 +135,7 @@ class PooledWorld:
         self.request = request
         """The request that gets the world, or was the last to get it."""
         self.taken: Taken | None = taken
-        """The lease of the world; None while an idle world has no CPU slots."""
-        self.keeps = starter.keeps(spec.key)
-        """True if the world has `taken` as long as it has processes; False if only while it runs a test."""
+        """The lease of the world; None while an idle world has no CPU slots (`Starter.keeps`)."""
         self.pids: tuple[int, ...] = ()
         self.start: Future[None] = get_running_loop().create_future()
         """Done once the processes have started, or cannot be started any more."""
