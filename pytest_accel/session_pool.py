@@ -104,6 +104,7 @@ def make_pool(
         machine,
         spec,
         own_machine.slots,
+        wait=settings.wait,
         show=show,
         record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
         starters=starters,

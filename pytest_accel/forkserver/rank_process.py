@@ -100,7 +100,7 @@ def main(descriptor: int, tracker: int) -> NoReturn:
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     for one in (*_descriptors(role), tracker):
         set_inheritable(one, False)  # Programs that tests start must not keep these open.
-    _wait_for_no_children()
+    _leave_children_at_exit()
     code = 1
     try:
         code = run(session, role)
@@ -127,10 +127,10 @@ def _disown_exit_functions() -> None:
     # multiprocessing runs a finalizer only in the process that made it, and its own forks start without children too.
     atexit.register(logging.shutdown)
     process._children.clear()  # type: ignore[attr-defined]
-    _wait_for_no_children()
+    _leave_children_at_exit()
 
 
-def _wait_for_no_children() -> None:
+def _leave_children_at_exit() -> None:
     """Have multiprocessing run its finalizers when this process exits, but not wait for children.
 
     It would wait forever for the idle workers of an executor that nobody shut down: only the exit functions of

@@ -29,8 +29,6 @@ class WorldDemand(Struct, frozen=True, tag=True):
     """The driver that waits for the world, with its test."""
     number: int = 0
     """The driver's number for the demand."""
-    timeout: float | None = None
-    """Maximum seconds to wait for devices or CPU slots, or None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

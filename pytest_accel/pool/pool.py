@@ -71,12 +71,14 @@ class Pool:
         spec: SessionSpec,
         slots: int,
         *,
+        wait: float | None,
         record: Recorder,
         show: Callable[[str], None],
         starters: Callable[[StarterReports], tuple[LocalStarter, Starter[Any]]],
         jobs: Callable[[LocalStarter, StarterReports], Starter[Any]] | None = None,
     ) -> None:
-        """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
+        """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone. `wait` is the
+        maximum time that a request waits for devices, in seconds; None for no limit.
 
         `record` gets the events of the pool, and `show` lines for the terminal. `starters` is called in the pool's
         thread, and returns the starter of this machine and that of the session, which may be the same or have other
@@ -91,6 +93,7 @@ class Pool:
         """The error after which no world can be started any more, or None."""
         self._machine = machine
         self._slots = slots
+        self._wait = wait
         self._first_worker = spec.first_worker
         self._record = record
         self._show = show
@@ -327,9 +330,10 @@ class Pool:
 
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
         """Wait for the devices or CPU slots of a world, and return them."""
-        timeout = request.demand.timeout
-        left = None if timeout is None else max(0.0, request.since + timeout - monotonic())
-        late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
+        late = None
+        if self._wait is not None and starter.keeps(request.demand.key):  # Only this session uses the CPU slots.
+            left = max(0.0, request.since + self._wait - monotonic())
+            late = self._loop.call_later(left, self._refuse_late, request)
         self._loop.call_soon(self._record_wait, request)
         try:
             taken: Taken = await starter.leases.take(request.demand)
@@ -344,7 +348,7 @@ class Pool:
 
     def _refuse_late(self, request: WorldRequest) -> None:
         found = request.waits_for()
-        why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
+        why = f"no devices came free within {self._wait:g} s (--accel-wait)"
         self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:

@@ -126,8 +126,8 @@ class PoolClient:
         """Start the fork server, since tests that need ranks are being collected."""
         self._send(WarmServer())
 
-    def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
-        """Wait for a world, or a lease without ranks, and return it; wait for its devices at most `timeout` seconds.
+    def acquire(self, key: WorldKey, test: str) -> WorldGrant:
+        """Wait for a world, or a lease without ranks, and return it.
 
         Raise :class:`PlaceError` if the pool cannot provide it. If the wait is interrupted, the demand is cancelled.
         """
@@ -135,7 +135,7 @@ class PoolClient:
             self._last_number = number = self._last_number + 1
             self._answers = SimpleQueue()
         try:
-            self._send(WorldDemand(key, Holder.here(test), number, timeout))
+            self._send(WorldDemand(key, Holder.here(test), number))
             answer = self._answers.get()
         except KeyboardInterrupt:
             raise  # The session ends; the controller cancels the request after showing what it waited for.

@@ -112,6 +112,7 @@ class SimulatedSession:
             machine_for(SETTINGS),
             spec,
             2,
+            wait=None,
             record=record,
             show=print,
             starters=lambda reports: (simulated(spec, reports),) * 2,

@@ -41,7 +41,7 @@ def test_a_demand_is_cancelled_if_the_wait_for_it_is_interrupted(late: bool) -> 
     channel: Any = InterruptingChannel(None if late else answer)
     client = PoolClient.over(channel)
     with pytest.raises(TimeoutError):
-        client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test", 0.0)
+        client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test")
     if late:
         channel.receive(encode(answer))
     assert channel.sent[1:] == [CancelDemand(1)]
