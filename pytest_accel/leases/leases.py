@@ -98,14 +98,7 @@ class Leases:
     of this session, has the lock (`_elsewhere`). Devices that are to be granted are locked first, all or none.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        slots: int,
-        on_wanted: Callable[[], object],
-        *,
-        waits_for_busy: bool,
-    ) -> None:
+    def __init__(self, machine: Machine, slots: int, on_wanted: Callable[[], object], *, waits_for_busy: bool) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
         ``on_wanted()`` is called after `HeldLease.wanted` has become True for a lease, as soon as `take` has returned
