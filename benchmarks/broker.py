@@ -47,7 +47,7 @@ def demand(count: int) -> WorldDemand:
 
 def session_leases(accel: str) -> Leases:
     """Return the leases of a session; its lock folder is that of the environment."""
-    return Leases(Machine(accel), 0, lambda lease: None, waits_for_busy=False)
+    return Leases(Machine(accel), 0, lambda: None, waits_for_busy=False)
 
 
 async def uncontended(accel: str) -> float:

@@ -32,19 +32,20 @@ def _events(tests: int, devices: int) -> list[_Event]:
     """Return the events in order."""
     about = {"schema": SCHEMA, "session": "1a46e", "version": "0.1.0", "command": ["-n", "64"], "root": "/suite"}
     events: list[_Event] = [(START, "SessionStarted", about)]
-    nodes = -(-devices // _ON_A_NODE)
-    names = [f"gpu-{node:02}.cluster" for node in range(nodes)] if nodes > 1 else []
-    events += [(START + 1, "MachineFound", {"machine": node, "name": name}) for node, name in enumerate(names)]
     ids = {number: f"GPU-{random.Random(number).getrandbits(128):032x}" for number in range(devices)}
     for number, device in ids.items():
-        node, index = divmod(number, _ON_A_NODE)
-        found = {"device": device, "kind": "cuda", "index": index, "name": "NVIDIA H100 80GB HBM3"}
-        events.append((START + 1, "DeviceFound", found | {"machine": node, "memory": 80 << 30}))
+        found = {"device": device, "kind": "cuda", "index": number % _ON_A_NODE, "name": "NVIDIA H100 80GB HBM3"}
+        events.append((START + 1, "DeviceFound", found | {"machine": _machine(number), "memory": 80 << 30}))
     session = _LargeSession(ids)
     for number in range(tests):
         events += session.run(number)
     events.sort(key=itemgetter(0))
     return [*events, (events[-1][0] + 1, "SessionFinished", {"status": 1})]
+
+
+def _machine(number: int) -> str:
+    """Return the name of the machine of a device."""
+    return f"gpu-{number // _ON_A_NODE:02}.cluster"
 
 
 class _LargeSession:
@@ -93,7 +94,7 @@ class _LargeSession:
         reused = world is not None and self._random.random() < 0.7
         if not reused:
             world, start = number + 1, leased + 0.3
-            places = [{"machine": devices[0] // _ON_A_NODE, "devices": [self._ids[device]]} for device in devices]
+            places = [{"machine": _machine(device), "devices": [self._ids[device]]} for device in devices]
             yield leased, "WorldStarting", {"world": world, "request": number, "about": words, "places": places}
             yield start - 0.01, "WorldReady", {"world": world, "pids": list(range(40_000, 40_000 + len(devices)))}
         assert world is not None

@@ -115,7 +115,7 @@ class ReportHooks:
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             pool = self._session.started_pool
             skipped = self._session.settings.strict and self._session.skipped_files
-            if skipped or (pool is not None and pool.summary.errors):
+            if skipped or (pool is not None and pool.worlds.errors):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
@@ -154,11 +154,11 @@ class ReportHooks:
         from pytest_accel.core.frames import folders_of
         from pytest_accel.verdict import sentences
 
-        for interrupted in pool.summary.interrupted.values():
+        for interrupted in pool.worlds.interrupted.values():
             name = f" of {interrupted.test}" if interrupted.test else ""
             lines = sentences.interrupted_lines(interrupted, folders_of(config))
             yield f"accel: the interrupted ranks{name}", list(lines)
-        yield _ERRORS, list(map(sentences.problem_lines, pool.summary.errors))
+        yield _ERRORS, list(map(sentences.problem_lines, pool.worlds.errors))
 
 
 def _properties(reports: Sequence[Any], wanted: str) -> list[str]:

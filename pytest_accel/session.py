@@ -161,7 +161,7 @@ class AccelSession:
         if self._driver is not None:
             self._driver.close()
         try:
-            return self.pool_client.acquire(key, test, self.settings.wait).spec
+            return self.pool_client.acquire(key, test).spec
         except PlaceError as error:
             raise phase_verdict.not_run(str(error)) from None
 

@@ -36,7 +36,7 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.leases import Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.starter import LocalStarter, PlaceStarter, Starter, StarterReports
+from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def make_pool(
         spec = structs.replace(spec, coverage=coverage.settings, hidden=hidden)
     machines = config.stash.get(LAUNCHED, None) or cluster
 
-    def starters(reports: StarterReports) -> tuple[LocalStarter, PlaceStarter[Any] | None]:
+    def starters(reports: StarterReports) -> tuple[LocalStarter, Starter[Any]]:
         waits = settings.busy == "wait"
-        leases = Leases(own_machine, own_machine.slots, reports.wanted, waits_for_busy=waits)
+        leases = Leases(own_machine, own_machine.slots, reports.give_up_wanted, waits_for_busy=waits)
         here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
-        return here, None if machines is None else machines.starter(spec, here, reports)
+        return here, here if machines is None else machines.starter(spec, here, reports)
 
     def jobs(here: LocalStarter, reports: StarterReports) -> Starter[Any]:
         made: Starter[Any] = features.require(config, "launcher").pytest_accel_job_starter(here=here, reports=reports)
@@ -103,6 +103,7 @@ def make_pool(
         machine,
         spec,
         own_machine.slots,
+        wait=settings.wait,
         show=show,
         record=pass_to(*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ())),
         starters=starters,

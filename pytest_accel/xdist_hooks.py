@@ -15,7 +15,9 @@ from pytest_accel.core.source_files import for_worker
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool_client import Channel, PoolMessage
+    from execnet import Channel
+
+    from pytest_accel.pool.pool_client import PoolMessage
 
 
 class XdistHooks:

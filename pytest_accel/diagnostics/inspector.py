@@ -170,7 +170,7 @@ class WorldInspector:
         remote: dict[int, dict[int, Given]] = {}
         for rank, value in given.items():
             if self._spec.is_remote(rank):
-                remote.setdefault(self._spec.server_of(rank), {})[rank] = value
+                remote.setdefault(self._spec.servers[rank], {})[rank] = value
         calls = [self._begin(server, method, part) for server, part in remote.items()]
         local = {rank: value for rank, value in given.items() if not self._spec.is_remote(rank)}
         found = method(self._here, local) if local else {}
@@ -188,14 +188,14 @@ class WorldInspector:
 
         `alive` must include ranks that do not hang: these may not have reached a collective.
         """
-        found = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
+        found = self.ask(MachineInspector.records, alive) if self._spec.key.grouped else {}
         return dict(sorted(found.items()))
 
     def remove_files(self) -> None:
         """Remove the files of the ranks, which have ended; do not wait for other machines."""
         ranks = dict.fromkeys(range(self._spec.ranks))
         self._here.remove_files(ranks)
-        for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_remote(rank)}:
+        for server in {self._spec.servers[rank] for rank in ranks if self._spec.is_remote(rank)}:
             call = self._begin(server, MachineInspector.remove_files, ranks)
             if call is not None:
                 call.close()

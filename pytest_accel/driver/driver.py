@@ -123,10 +123,7 @@ class Driver:
         """
         step("%s: requests a world: %s", marked.item.nodeid, marked.key.about)
         try:
-            # Only this session uses the CPU slots, so the wait for them has no limit.
-            is_limited = marked.key.need is not None or (self.settings.cluster is not None and marked.key.in_cluster)
-            timeout = self.settings.wait if is_limited else None
-            grant = self._pool_client.acquire(marked.key, marked.item.nodeid, timeout)
+            grant = self._pool_client.acquire(marked.key, marked.item.nodeid)
         except PlaceError as error:
             raise phase_verdict.not_run(str(error)) from None
         try:

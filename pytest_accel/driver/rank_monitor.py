@@ -57,7 +57,7 @@ class RankMonitor:
         self.retire = False
         """True if the ranks must not run another test, but can shut down cleanly."""
         self._debugger = debugger
-        self._has_records = grant.spec.ranks > 1 and grant.spec.grouped and grant.spec.key.init
+        self._has_records = grant.spec.ranks > 1 and grant.spec.key.grouped and grant.spec.key.init
         """True if the ranks answer at once when they are asked for records of their collectives.
 
         In a world without a process group of its own, a rank that has not made a group does not answer.

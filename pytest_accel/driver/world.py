@@ -91,7 +91,7 @@ class World:
         """The properties of each test of this world; made once, since the reports of all tests keep them."""
         spec = self.grant.spec
         found: list[tuple[str, object]] = [("accel_host", ",".join(self.grant.hosts))]
-        if spec.grouped:
+        if spec.key.grouped:
             found.append(("accel_ranks", spec.ranks))
         if spec.key.fake_size is not None:
             found.append(("accel_fake_ranks", spec.key.fake_size))

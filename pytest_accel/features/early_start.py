@@ -114,14 +114,12 @@ class EarlyServer:
     def __init__(self, plugin_options: tuple[str, ...]) -> None:
         """Start the process. `plugin_options` say which plugins pytest loads (`SessionSpec.plugin_options`)."""
         from pytest_accel.core import session_folder
-        from pytest_accel.forkserver.server_messages import FirstStep
         from pytest_accel.forkserver.server_process import OwnServer
 
         self.directory = session_folder.create()
         self._began_with = plugin_options, _read_at_import()
         self._controller = os.getpid()
-        first = FirstStep(self.directory, 0, self.directory, plugin_options)
-        self._server: OwnServer | None = OwnServer(first, sys.path)
+        self._server: OwnServer | None = OwnServer(self.directory, 0, plugin_options, sys.path)
         """None once the session has started its fork server."""
 
     def spawn(self, spec: SessionSpec) -> tuple[ServerProcess, socket]:

@@ -6,7 +6,7 @@ then, if it still runs, and its end is reported.
 
 from __future__ import annotations
 
-from asyncio import IncompleteReadError, StreamReader, open_connection, wait
+from asyncio import open_connection, wait
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from socket import SHUT_WR, send_fds
@@ -111,7 +111,7 @@ class ForkServerClient:
         """Report the messages of the server until its connection ends, and then its end."""
         reader, writer = await open_connection(sock=self._socket)
         with closing(writer):
-            while (message := await _next(reader)) is not None:
+            while (message := await read_message(reader, ServerReport)) is not None:
                 self._report(message)
         if not self._is_stopping:
             await self._exit()
@@ -129,12 +129,3 @@ class ForkServerClient:
     async def _exits_within(self, seconds: float) -> bool:
         # Poll on all systems: the process may be the child of another process, and no descriptor reports its exit then.
         return await loop_tasks.becomes_true(lambda: self._process.wait(0.0), seconds, _EXIT_POLL)
-
-
-async def _next(reader: StreamReader) -> ServerReport | None:
-    """Return the next message of a server, or None if its connection has ended."""
-    # The server may have been killed before it has read all, or within a message.
-    with suppress(OSError, IncompleteReadError):
-        message: ServerReport = await read_message(reader, ServerReport)
-        return message
-    return None

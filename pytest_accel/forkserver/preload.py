@@ -17,7 +17,6 @@ from pytest_accel.core.kinds import KINDS
 from pytest_accel.settings.option_types import UNFORKABLE
 from pytest_accel.settings.options import LAUNCHER, PRELOAD, environment_variable
 
-RANK_MODULES = ("pytest", "pytest_accel.rank.main")
 TORCH_MODULES = ("torch", "torch.distributed")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 

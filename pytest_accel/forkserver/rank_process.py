@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,8 @@ from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
 from multiprocessing import process, resource_tracker, util
-from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
-from signal import SIGKILL, set_wakeup_fd
+from os import _exit, environ, execve, fork, getpid, set_inheritable, setsid
+from signal import set_wakeup_fd
 from traceback import print_exc
 from typing import NoReturn
 from zlib import crc32
@@ -30,6 +29,7 @@ from pytest_accel.core.signals import ignore_rank_signals
 from pytest_accel.forkserver.server_messages import file_with, read_file
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.world_spec import Role, WorldSpec
+from pytest_accel.rank.main import run
 
 
 def fork_rank(session: SessionSpec, role: Role, *, leave_server: Callable[[], None], own_group: bool) -> int:
@@ -57,7 +57,7 @@ def fork_rank(session: SessionSpec, role: Role, *, leave_server: Callable[[], No
             variables = _variables(session, role.spec, role.rank)
             if not all(map(is_read_later, variables)):  # Modules that the server has imported may have read them.
                 _start_interpreter(session, role, variables)
-            code = _run(session, role)
+            code = run(session, role)
         except BaseException:
             print_exc()
         finally:  # Also if print_exc() raises: the child must not go on in the server's code.
@@ -70,13 +70,6 @@ def _descriptors(role: Role) -> Iterator[int]:
     yield from (role.listener, *role.locks)
     if role.store is not None:
         yield role.store
-
-
-def _run(session: SessionSpec, role: Role) -> int:
-    # Deferred: the fork server imports pytest in a block in which it notices the end of its parent.
-    from pytest_accel.rank import main as rank_module
-
-    return rank_module.run(session, role)
 
 
 def _variables(session: SessionSpec, spec: WorldSpec, rank: int) -> dict[str, str]:
@@ -105,10 +98,10 @@ def main(descriptor: int, tracker: int) -> NoReturn:
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     for one in (*_descriptors(role), tracker):
         set_inheritable(one, False)  # Programs that tests start must not keep these open.
-    _kill_children_at_exit()
+    _leave_children_at_exit()
     code = 1
     try:
-        code = _run(session, role)
+        code = run(session, role)
     except BaseException:
         print_exc()
     finally:
@@ -131,27 +124,18 @@ def _disown_exit_functions() -> None:
     # The modules registered these when they were imported; this process needs them as well. They run in reverse order.
     # multiprocessing runs a finalizer only in the process that made it, and its own forks start without children too.
     atexit.register(logging.shutdown)
-    atexit.register(util._exit_function)  # type: ignore[attr-defined]
     process._children.clear()  # type: ignore[attr-defined]
-    _kill_children_at_exit()
+    _leave_children_at_exit()
 
 
-def _kill_children_at_exit() -> None:
-    """Have children killed for which multiprocessing would wait forever when this process exits."""
-    # Finalizers with a priority run before multiprocessing joins its children; the oldest of one priority runs last.
-    util.Finalize(None, _kill_children, exitpriority=0)
+def _leave_children_at_exit() -> None:
+    """Have multiprocessing run its finalizers when this process exits, but not wait for children.
 
-
-def _kill_children() -> None:
-    """Kill children for which multiprocessing would wait forever.
-
-    The idle workers of an executor that nobody shut down are such children: only the exit functions of ``threading``,
-    which :func:`_leave` does not run, would tell them to exit. `multiprocessing` terminates daemonic children itself.
+    It would wait forever for the idle workers of an executor that nobody shut down: only the exit functions of
+    ``threading``, which :func:`_leave` does not run, would tell them to exit. The fork server kills them.
     """
-    for child in multiprocessing.active_children():
-        if not child.daemon and child.pid is not None:
-            with suppress(ProcessLookupError):
-                kill(child.pid, SIGKILL)
+    atexit.unregister(util._exit_function)  # type: ignore[attr-defined]
+    atexit.register(util._run_finalizers)  # type: ignore[attr-defined]
 
 
 def _leave(code: int) -> NoReturn:

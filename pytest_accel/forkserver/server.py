@@ -23,7 +23,7 @@ from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from os import _exit, execve, getpid
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -34,7 +34,6 @@ from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.core.processes import children_of, cleans_up, kill_descendants, kill_group, kill_tree
 from pytest_accel.core.session_folder import rank_path
 from pytest_accel.forkserver.preload import (
-    RANK_MODULES,
     TORCH_MODULES,
     blas_without_threads,
     import_installed,
@@ -45,7 +44,6 @@ from pytest_accel.forkserver.preload import (
 )
 from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
-    FirstStep,
     KillWorld,
     RankExited,
     Serve,
@@ -64,33 +62,39 @@ from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import LOOPBACK, Role, WorldSpec, host_of, loopback_interface
 
+_NO_PLUGINS = ("--disable-plugin-autoload",)
+"""The options with which pytest loads no installed plugin."""
 
-def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
-    """Import what ranks need, then serve the session that this process is given, and exit.
 
-    `step_one` is a :class:`FirstStep`. An unnamed file with the :class:`Serve` arrives on the socket `connection`, on
-    which the server then serves. If the process has received it and then replaced itself, it is `given`.
+def main(
+    connection: int, directory: str, server: int, plugin_options: tuple[str, ...] | None, given: int | None = None
+) -> NoReturn:
+    """Import what ranks need, then serve the session in the folder `directory` as the server number `server`, and exit.
+
+    `plugin_options` are those of the :class:`SessionSpec`; if they are None, torch is not imported either. An unnamed
+    file with the :class:`Serve` arrives on the socket `connection`, on which the server then serves. If the process has
+    received it and then replaced itself, it is `given`.
     """
     os.set_inheritable(connection, False)  # A program that an import starts must not keep it open.
     pool = Connection(connection)
-    first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
-    session_folder.claim(first.directory)
-    log.start(f"fork server {first.server}")
+    parent, path = os.getppid(), tuple(sys.path)
+    session_folder.claim(directory)
+    log.start(f"fork server {server}")
     step("starts; its parent is process %d", parent)
     processes.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
     with blas_without_threads():
-        problem = _import_ahead(first)
-    if problem is not None:
+        problem = _import_ahead(directory, plugin_options)
+    if problem is not None and plugin_options != _NO_PLUGINS:
         # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
         step("starts again, without pytest's plugins: their import %s", problem)
-        _start_anew(connection, first._replace(without_plugins=True), given, path)
+        _start_anew(path, connection, given, directory, server, _NO_PLUGINS)
     if given is None:
         given = _receive(pool, parent)
         if given is None:
             step("its parent has exited, or does not need it")
-            _clean_up(first.own_folder)
+            _clean_up(directory if server == 0 else None)
             _exit(0)
     begin = read_file(given, Serve)
     spec = begin.spec
@@ -98,19 +102,19 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
         os.environ.update(begin.environment)
         for name in os.environ.keys() - begin.environment.keys():
             del os.environ[name]
-        log.start(f"fork server {first.server}")
+        log.start(f"fork server {server}")
     if _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
         step("starts again: the suite's folders have other modules than those that it has imported")
-        with file_with(begin, first.directory) as file:
-            _start_anew(connection, first, file.fileno(), spec.sys_path)
+        with file_with(begin, directory) as file:
+            _start_anew(spec.sys_path, connection, file.fileno(), directory, server, plugin_options)
     sys.path[:] = spec.sys_path
-    _serve(pool, begin, first, parent)
+    _serve(pool, begin, parent)
 
 
-def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) -> NoReturn:
+def _serve(connection: Connection, begin: Serve, parent: int) -> NoReturn:
     """Serve the session of `begin`, and exit."""
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
-    _start_resource_tracker(first.directory)
+    _start_resource_tracker(begin.spec.directory)
     error = None
     with blas_without_threads():
         if begin.spec.preload is not None:
@@ -131,7 +135,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int) 
     finally:
         if getpid() == pid:  # A forked child with an error also comes here.
             step("ends with status %d", code)
-            if left := _clean_up(first.own_folder):
+            if left := _clean_up(begin.spec.own_folder):
                 send(connection, ServerNotice(survivors=left))
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
@@ -149,18 +153,15 @@ def _receive(connection: Connection, parent: int) -> int | None:
     return None
 
 
-def _import_ahead(first: FirstStep) -> str | None:
+def _import_ahead(directory: str, plugin_options: Sequence[str] | None) -> str | None:
     """Import what all ranks need; return why they must not be forked after the import of pytest's plugins, or None."""
-    import_installed(RANK_MODULES)
     published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
-    if first.plugin_options is None:
+    if plugin_options is None:
         return None
     import_installed(TORCH_MODULES)
-    if first.without_plugins:
-        return None
     known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
     try:
-        load_plugins(first.directory, first.plugin_options)
+        load_plugins(directory, plugin_options)
     except BaseException:
         traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
     return unfit(known, threads)
@@ -177,12 +178,12 @@ def _has_other_modules(path: Sequence[str]) -> bool:
     return False
 
 
-def _start_anew(connection: int, first: FirstStep, given: int | None, path: Sequence[str]) -> NoReturn:
-    """Replace this process by a fork server that has not imported anything yet; its `main` gets the arguments."""
+def _start_anew(path: Sequence[str], connection: int, given: int | None, *others: object) -> NoReturn:
+    """Replace this process by a fork server that has not imported anything yet; its `main` gets these arguments."""
     for descriptor in (connection, given):
         if descriptor is not None:
             os.set_inheritable(descriptor, True)
-    source = f"from {__name__} import main; main({connection}, {tuple(first)!r}, {given})"
+    source = f"from {__name__} import main; main({connection}, *{others!r}, {given})"
     command = python_command(source, path=path)
     execve(command[0], command, os.environ)
 
@@ -283,11 +284,11 @@ class ForkedWorlds:
             with ExitStack() as stack:
                 for descriptor in locks:
                     stack.callback(os.close, descriptor)
-                if spec.grouped and port is None:
+                if spec.key.grouped and port is None:
                     store = stack.enter_context(_reserve_port(host_of(spec)))
                     port = store.getsockname()[1]
-                for rank in range(spec.ranks):
-                    if spec.server_of(rank) == self._session.server:
+                for rank, server in enumerate(spec.servers):
+                    if server == self._session.server:
                         pids.append(self._fork(spec, rank, port, store, locks))
                         if store is not None:
                             store.close()  # Only rank 0 inherits it. It is the first rank of the server that opens it.

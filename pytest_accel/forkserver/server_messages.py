@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, TypeVar
 
 from msgspec import Struct
 
@@ -22,21 +22,6 @@ from pytest_accel.messages.world_spec import WorldSpec
 _Message = TypeVar("_Message")
 
 # To a new process
-
-
-class FirstStep(NamedTuple):
-    """The arguments of a fork server's program, which it needs before it knows the session's settings."""
-
-    directory: str
-    """The session's folder."""
-    server: int
-    """The server's number."""
-    own_folder: str | None
-    """`SessionSpec.own_folder`."""
-    plugin_options: tuple[str, ...] | None
-    """`SessionSpec.plugin_options`; None if the server does not import torch either."""
-    without_plugins: bool = False
-    """True if the server must not import pytest's plugins, as a first attempt has shown."""
 
 
 class Serve(Struct, frozen=True):

@@ -20,7 +20,7 @@ from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.session_folder import server_log_path
 from pytest_accel.core.signals import without_sigpipe
-from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
+from pytest_accel.forkserver.server_messages import Serve, file_with
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.session_spec import SessionSpec
 
@@ -48,19 +48,25 @@ class OwnServer:
 
     loss = None
 
-    def __init__(self, first: FirstStep, path: Sequence[str]) -> None:
-        """Start the process with this environment, and with `path` as its ``sys.path``. Its output goes to its log."""
+    def __init__(
+        self, directory: str, server: int, plugin_options: tuple[str, ...] | None, path: Sequence[str]
+    ) -> None:
+        """Start the process with this environment, and with `path` as its ``sys.path``. Its output goes to its log.
+
+        The other arguments are those of `forkserver.server.main`.
+        """
         self.connection, theirs = unix_sockets.pair()
         """The connection to the process, which ends if this is closed."""
-        with theirs, open(server_log_path(first.directory, first.server), "wb") as log:
-            source = f"from pytest_accel.forkserver.server import main; main({theirs.fileno()}, {tuple(first)!r})"
+        with theirs, open(server_log_path(directory, server), "wb") as log:
+            arguments = (theirs.fileno(), directory, server, plugin_options)
+            source = f"from pytest_accel.forkserver.server import main; main(*{arguments!r})"
             self.process = Popen(
                 python_command(source, path=path),
                 pass_fds=[theirs.fileno()],
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(first.directory, first.server),
+                env=_environment(directory, server),
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
@@ -82,11 +88,6 @@ class OwnServer:
         return False
 
 
-def first_step(spec: SessionSpec) -> FirstStep:
-    """Return the first step of the fork server that serves `spec`."""
-    return FirstStep(spec.directory, spec.server, spec.own_folder, spec.plugin_options)
-
-
 def serve(connection: socket, spec: SessionSpec, *, anew: bool = False) -> None:
     """Have the fork server at the other end of `connection` serve `spec`, with this process's environment if `anew`.
 
@@ -99,7 +100,7 @@ def serve(connection: socket, spec: SessionSpec, *, anew: bool = False) -> None:
 
 def spawn_here(spec: SessionSpec) -> tuple[OwnServer, socket]:
     """Start a fork server as a child of this process, which serves `spec` (`Spawn`)."""
-    server = OwnServer(first_step(spec), spec.sys_path)
+    server = OwnServer(spec.directory, spec.server, spec.plugin_options, spec.sys_path)
     with suppress(ConnectionError):  # It has ended, which the caller notices.
         serve(server.connection, spec)
     return server, server.connection

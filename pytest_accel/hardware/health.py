@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.device import Device
+from pytest_accel.core.device import Device, Vendor
 from pytest_accel.core.units import format_memory
 
 IDLE_MEMORY = 2 * 1024**3
@@ -157,7 +157,7 @@ class Guard:
 
     def __init__(
         self,
-        vendor: HealthVendor,
+        vendor: Vendor | HealthVendor,
         devices: Sequence[Device],
         session: int,
         *,
@@ -235,5 +235,8 @@ class Guard:
     def _health(self, name: str) -> Health:
         now = self._clock()
         if name not in self._cache or now - self._cache[name][0] >= _CACHE_TIME:
-            self._cache[name] = (now, self._vendor.health([self._devices[name]], self._session)[name])
+            health = Health()
+            if isinstance(self._vendor, HealthVendor):
+                health = self._vendor.health([self._devices[name]], self._session)[name]
+            self._cache[name] = now, health
         return self._cache[name][1]

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from pytest_accel.core.clock import wall_clock
+from pytest_accel.core.record_events import Timestamp
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.shared_folder import TEXT_LIMIT, printable, user_name
@@ -28,27 +29,18 @@ class WorldDemand(Struct, frozen=True, tag=True):
     """The driver that waits for the world, with its test."""
     number: int = 0
     """The driver's number for the demand."""
-    timeout: float | None = None
-    """Maximum seconds to wait for devices or CPU slots, or None for no limit."""
-
-
-_LARGEST_PID = 2**31 - 1
-"""The largest number that pid_t holds."""
-_LAST_MOMENT = 1e11
-"""Seconds since the epoch (the year 5138): a later time is invalid, and too large for some functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The holder of a device, as it describes itself in the lock file."""
 
-    pid: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_PID)]
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # As pid_t.
     """The session's main process; 0 if it is not known. The user and the time are then unknown, too."""
     user: str
     test: str
     """Node id of the test that runs on the device, or another reason why it is held; names the holder if `pid` is 0."""
-    since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
-    """Seconds since the epoch."""
+    since: Timestamp
 
     @classmethod
     def here(cls, test: str) -> Holder:
@@ -70,10 +62,8 @@ class Holder:
 
 
 def encode(holder: Holder) -> bytes:
-    """Return the line for a lock file. The test is truncated: the id of a parametrized test may have any length."""
-    if len(holder.test) > TEXT_LIMIT:
-        holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
-    return msgspec.json.encode(holder) + b"\n"
+    """Return the line for a lock file. A test's id may have any length, and bytes of a path that are no text."""
+    return msgspec.json.encode(replace(holder, test=printable(cut_end(holder.test, TEXT_LIMIT)))) + b"\n"
 
 
 def decode(data: bytes) -> Holder | None:

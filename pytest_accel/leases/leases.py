@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.core.clock import monotonic, wall_clock
@@ -19,7 +18,7 @@ from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.device_order import ties
-from pytest_accel.hardware.health import Guard, HealthVendor
+from pytest_accel.hardware.health import Guard
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import candidates, in_words, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
@@ -37,8 +36,6 @@ _POLL = 0.02
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, even if others wait."""
-_LOOKS_PER_CHECK = 5
-"""Number of looks after which one look also checks that the leases of this session are still possible."""
 _LONGEST_LIST = 200
 """Maximum characters of the names of devices in a line about a wait: there are many memory parts."""
 
@@ -53,8 +50,6 @@ class HeldLease:
     """The devices that are needed on this machine; None for CPU slots."""
     only: Collection[str] | None
     """The ids of the devices that may be leased; None for all."""
-    owner: Any
-    """The object with all leases of the world, if the lease is a part of one; None if the world has no other lease."""
     holder: Holder
     """The present holder, as other sessions see it."""
     pids: Sequence[int] = ()
@@ -86,23 +81,14 @@ class _Kind:
 
     inventory: Inventory
     locks: SessionLocks | None
-    guard: Guard | None
-
-    @property
-    def set_aside(self) -> dict[str, str]:
-        """The devices that the session does not use any more, each with the reason."""
-        return {} if self.guard is None else self.guard.aside
+    guard: Guard
 
     def usable(self, only: Collection[str] | None) -> Inventory:
         """Return the session's inventory without the devices that were set aside since it started, and with `only`."""
-        if not (aside := self.set_aside) and only is None:
+        if not self.guard.aside and only is None:
             return self.inventory
-        devices = (one for one in self.inventory.devices if one.id not in aside)
+        devices = (one for one in self.inventory.devices if one.id not in self.guard.aside)
         return replace(self.inventory, devices=tuple(one for one in devices if only is None or one.id in only))
-
-    def refuses(self, device: str) -> str | None:
-        """Return why a device may not be leased now, or None."""
-        return None if self.guard is None else self.guard.refuses(device)
 
 
 class Leases:
@@ -112,19 +98,12 @@ class Leases:
     of this session, has the lock (`_elsewhere`). Devices that are to be granted are locked first, all or none.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        slots: int,
-        on_wanted: Callable[[Any], object],
-        *,
-        waits_for_busy: bool,
-    ) -> None:
+    def __init__(self, machine: Machine, slots: int, on_wanted: Callable[[], object], *, waits_for_busy: bool) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
-        ``on_wanted(lease)`` is called after `HeldLease.wanted` has become True, as soon as `take` has returned the
-        lease: a holder that only keeps it for later use should give it back; a running test goes on. It gets the owner
-        of the lease instead, if it has one, and may call any method.
+        ``on_wanted()`` is called after `HeldLease.wanted` has become True for a lease, as soon as `take` has returned
+        the lease: a holder that only keeps it for later use should give it back; a running test goes on. It may call
+        any method.
         """
         self.machine = machine
         self._slots = self._free_slots = slots
@@ -154,7 +133,6 @@ class Leases:
         demand: WorldDemand,
         need: DeviceNeed | None = None,
         only: Collection[str] | None = None,
-        owner: Any = None,
     ) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 
@@ -162,14 +140,14 @@ class Leases:
         them are set aside in this session, also while this waits; ValueError for a demand that can never be met.
 
         `need` describes the devices on this machine, in place of the demand's own need, and `only` has the ids of the
-        devices that may be leased. The lease is a part of `owner`.
+        devices that may be leased.
         """
         need = need or _need(demand)
         self._check_available(demand, need, only)
         request = self._request(demand, need, only)
         policy.check_request(request, self._slots)
         self._last_change = monotonic()
-        lease = self._waiting[request.id] = HeldLease(request, demand, need, only, owner, demand.holder)
+        lease = self._waiting[request.id] = HeldLease(request, demand, need, only, demand.holder)
         try:
             self._react()
             return await lease.outcome
@@ -211,10 +189,8 @@ class Leases:
         self._free_slots += lease.granted.slots
         for device, taken in lease.granted.takes():
             self._free[device] += taken
-        for device in lease.ids:
-            guard = self._devices[device][1].guard
-            if killed and guard is not None:
-                guard.suspect([device], lease.pids)
+        for device in lease.ids if killed else ():
+            self._devices[device][1].guard.suspect([device], lease.pids)
         # Unlock devices even if they are needed again at once: a process that the lease has left keeps the lock, and
         # they must not be granted before it has ended.
         self._unlock(lease.ids)
@@ -251,7 +227,7 @@ class Leases:
                     earlier += [] if kind.locks.wishes(device) else [who_holds(kind.locks.folder, device, "wish")]
             if holder is not None:
                 held.setdefault(str(holder), []).append(device)
-            elif (why := kind.refuses(device)) is not None:
+            elif (why := kind.guard.refuses(device)) is not None:
                 refused.append(f"{device} {why}")
         earlier += [one.demand.holder for one in ahead if _are_rivals(mine, one.request)]
         users = [(one.granted.slots, one.holder) for one in self._leases.values() if one.granted.slots and mine.slots]
@@ -268,17 +244,16 @@ class Leases:
 
         Raise :class:`~pytest_accel.leases.shared_folder.LockFolderError` once a lock is lost: the ranks must end.
         """
-        for number in count():
+        while True:
             await sleep(_LOOK)
             self._wished = {one for locks in self._locks for one in locks if locks.is_wished_elsewhere(one)}
-            if number % _LOOKS_PER_CHECK == 0:
-                for locks in self._locks:
-                    locks.check()
-                for wait in self._open_requests():
-                    try:
-                        self._check_available(wait.demand, wait.need, wait.only)
-                    except PlaceError as error:
-                        loop_tasks.fail(wait.outcome, error)
+            for locks in self._locks:
+                locks.check()
+            for wait in self._open_requests():
+                try:
+                    self._check_available(wait.demand, wait.need, wait.only)
+                except PlaceError as error:
+                    loop_tasks.fail(wait.outcome, error)
             self._react()
 
     def close(self) -> None:
@@ -310,7 +285,7 @@ class Leases:
 
     def _check_available(self, demand: WorldDemand, need: DeviceNeed | None, only: Collection[str] | None) -> None:
         """Raise :class:`PlaceError` if `need` cannot be met any more, since devices were set aside in this session."""
-        if need is not None and (aside := self._kind(demand.key.kind).set_aside):
+        if need is not None and (aside := self._kind(demand.key.kind).guard.aside):
             missing = shortfall(need, self._kind(demand.key.kind).usable(only))
             if missing is not None:
                 lines = (f"{name} was set aside: {why}" for name, why in aside.items())
@@ -319,9 +294,7 @@ class Leases:
     def _kind(self, name: str) -> _Kind:
         if name not in self._kinds:
             inventory, vendor = self.machine.of(name), self.machine.vendor(name)
-            guard = None
-            if isinstance(vendor, HealthVendor):
-                guard = Guard(vendor, inventory.devices, self.machine.main_pid, waits=self._waits_for_busy)
+            guard = Guard(vendor, inventory.devices, self.machine.main_pid, waits=self._waits_for_busy)
             locks = None if is_private(vendor) else SessionLocks(self._lock_folder(name))
             kind = self._kinds[name] = _Kind(inventory, locks, guard)
             for device in inventory.devices:
@@ -367,7 +340,7 @@ class Leases:
         kind = self._devices[device][1]
         if self._free[device] < WHOLE:
             return True  # Other parts of it are leased.
-        if kind.refuses(device) is not None:
+        if kind.guard.refuses(device) is not None:
             return False
         if kind.locks is None:
             return True
@@ -389,7 +362,7 @@ class Leases:
     # Reactions to a change
 
     def _react(self) -> None:
-        """Grant requests, wish for devices of other sessions, and notify the holders of leases that become wanted."""
+        """Grant requests, wish for devices of other sessions, and notify the holders if leases become wanted."""
         self._grant()
         self._wish()
         self._notify()
@@ -456,16 +429,16 @@ class Leases:
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
 
     def _notify(self) -> None:
-        """Set `HeldLease.wanted`, and notify the holders of leases that have become wanted."""
+        """Set `HeldLease.wanted`, and notify the holders if a lease has become wanted."""
         requests = [one.request for one in self._open_requests()]
         granted = [lease.granted for lease in self._leases.values()]
         wanted = policy.wanted(requests, self._available(), self._free_slots, granted) if requests else ()
+        before = {lease.granted.id for lease in self._leases.values() if lease.wanted}
         for lease in self._leases.values():
-            before = lease.wanted
             lease.wanted = lease.granted.id in wanted or not self._wished.isdisjoint(lease.granted.devices)
-            if lease.wanted and not before:
-                # Not called from here: the holder may give something back, and `take` has not returned a new lease yet.
-                get_running_loop().call_soon(self._on_wanted, lease.owner or lease)
+        if any(lease.wanted and lease.granted.id not in before for lease in self._leases.values()):
+            # Not called from here: a holder may give something back, and `take` has not returned a new lease yet.
+            get_running_loop().call_soon(self._on_wanted)
 
 
 def _need(demand: WorldDemand) -> DeviceNeed | None:

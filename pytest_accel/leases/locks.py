@@ -27,11 +27,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from fcntl import flock
-from os import close, fstat, getpid, lstat, pwrite, register_at_fork
+from os import close, fstat, getpid, lstat, pread, pwrite, register_at_fork
 from pathlib import Path
 
 import psutil
@@ -46,12 +45,13 @@ from pytest_accel.leases.shared_folder import (
     lock_path,
     open_lock_file,
     prepare_folder,
-    read,
     unusable,
 )
 
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 """The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
+_CONTENT_LIMIT = 8 * 1024
+"""Maximum number of bytes of a file's content: two texts, in which a character may take 12 bytes in JSON."""
 
 
 class SessionLocks:
@@ -66,7 +66,8 @@ class SessionLocks:
         self.folder = folder
         self._held: dict[tuple[str, str], int] = {}
         """The descriptor of each locked file, by device and kind of lock."""
-        _INSTANCES.add(self)
+        # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
+        register_at_fork(after_in_child=self.close)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all("lock"))
@@ -106,9 +107,11 @@ class SessionLocks:
         """Give a device up; it stays locked while another process has the descriptor."""
         self._drop("lock", [device])
 
-    def describe(self, device: str, holder: Holder) -> None:
-        """Tell people who holds a device that this session has locked."""
-        _describe(self.descriptor(device), encode(holder))
+    def describe(self, device: str, holder: Holder, kind: str = "lock") -> None:
+        """Tell people who has this kind of lock of a device, which is this session's."""
+        # Readers read the first line. The rest of a longer one stays: to truncate the file takes as long as to lock it.
+        with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
+            pwrite(self._held[device, kind], encode(holder), 0)
 
     def wish(self, wishes: Mapping[str, Holder]) -> None:
         """Wish for these devices and no others; the values are for people. Call this again while a wish is missing.
@@ -128,7 +131,7 @@ class SessionLocks:
             with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
                 # Keep the first lock until the second: sessions get the wish in the order of their arrival.
                 if self._take(device, "next") and self._take(device, "wish"):
-                    _describe(self._held[device, "wish"], encode(holder))
+                    self.describe(device, holder, "wish")
         return self.wishes(device)
 
     def step_back(self, devices: Iterable[str]) -> None:
@@ -177,7 +180,8 @@ def who_holds(folder: Path, device: str, what: str = "lock") -> Holder | None:
     try:
         descriptor = open_lock_file(path, os.O_RDONLY)
         try:
-            return (decode(read(descriptor)) or Holder.unknown()) if _is_locked(descriptor) else None
+            line = pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
+            return (decode(line) or Holder.unknown()) if _is_locked(descriptor) else None
         finally:
             close(descriptor)
     except FileNotFoundError:
@@ -243,12 +247,6 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _describe(descriptor: int, content: bytes) -> None:
-    # Readers read the first line. The rest of a longer line stays: to truncate the file takes as long as to lock it.
-    with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
-        pwrite(descriptor, content, 0)
-
-
 def _is_in_place(descriptor: int, path: Path) -> bool:
     """Return False if the open lock file was deleted, moved or replaced: another session could lock a new one."""
     try:
@@ -261,15 +259,3 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
     with suppress(psutil.Error, OSError):
         return any(file.path == str(path) for file in process.open_files())
     return False
-
-
-_INSTANCES: weakref.WeakSet[SessionLocks] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
-    for locks in tuple(_INSTANCES):
-        locks.close()
-
-
-register_at_fork(after_in_child=_close_all)

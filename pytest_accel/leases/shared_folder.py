@@ -19,15 +19,14 @@ across users: the kernel drops the lock of a process that dies, and every sessio
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import pwd
-import re
 import stat
 from contextlib import suppress
-from os import access, close, fchmod, fstat, lstat, pread
+from os import access, close, fchmod, fstat, lstat
 from os import open as open_descriptor
 from pathlib import Path
+from urllib.parse import quote
 
 from pytest_accel.core.session_folder import TEMPORARY, is_open_to_others, is_trusted_owner
 
@@ -36,8 +35,6 @@ PREFIX = "pytest-accel-"
 """Prefix of every file name: ``/tmp`` also holds files of other programs."""
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
-_CONTENT_LIMIT = 8 * 1024
-"""Maximum number of bytes of a file's content: two texts, in which a character may take 12 bytes in JSON."""
 _FOR_ALL = 0o666
 _NOT_OPENED = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.EACCES)
 """The errors of open(2) for entries that no session made: a link, a directory, a socket, or a file of another mode."""
@@ -69,13 +66,7 @@ def default_folder() -> Path:
 
 def lock_path(folder: Path, device_id: str, what: str = "lock") -> Path:
     """Return the path of a lock file of a device; :mod:`pytest_accel.leases.locks` has the three kinds."""
-    return folder / f"{PREFIX}{file_name(device_id)}.{what}"
-
-
-def file_name(device_id: str) -> str:
-    """Return `device_id` if it is a safe file name, else a safe name that a hash makes unique."""
-    safe = re.sub(r"[^A-Za-z0-9_-]", "_", device_id)[:100]
-    return safe if safe == device_id else f"{safe}.{hashlib.sha256(device_id.encode()).hexdigest()[:12]}"
+    return folder / f"{PREFIX}{quote(device_id, safe='')}.{what}"
 
 
 def prepare_folder(folder: Path) -> None:
@@ -156,11 +147,6 @@ def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
         return descriptor
     close(descriptor)
     raise NoLockFileError(path, mode)
-
-
-def read(descriptor: int) -> bytes:
-    """Return the first line of a lock file, which any user may have written."""
-    return pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
 
 
 def printable(text: str) -> str:

@@ -38,7 +38,7 @@ def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
     `pid` is the process id of the rank on its own machine.
     """
     if spec.is_remote(rank):
-        return call_agent(agent_path(directory, spec.server_of(rank)), RankTarget(spec.world, rank, pid))
+        return call_agent(agent_path(directory, spec.servers[rank]), RankTarget(spec.world, rank, pid))
     return unix_sockets.connect(rank_path(directory, spec.world, rank, "sock"))
 
 

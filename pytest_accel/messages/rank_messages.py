@@ -16,8 +16,6 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.signals import is_crash
 
 When = Literal["setup", "call", "teardown"]
-Location = tuple[str, int | None, str]
-"""File, line and name of a test, as in `pytest.Item.location`."""
 
 # Driver to rank
 
@@ -48,8 +46,8 @@ class RunTest(Struct, frozen=True, tag=True):
 
     serial: int
     node: NodeRef
-    location: Location
-    """Location of the test. The driver sends it because a rank would access the file for every test to find it."""
+    location: tuple[str, int | None, str]
+    """`pytest.Item.location` of the test. The driver sends it because a rank would access the file to find it."""
     next: NodeRef | None
     """The test that this world is expected to run next."""
     last: bool

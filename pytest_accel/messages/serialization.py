@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from traceback import format_exception_only
 from typing import Any
 
@@ -33,7 +34,7 @@ def exception_text(error: BaseException) -> str:
     The ``str()`` of some errors is not readable. For pytest's error for a missing fixture, return the first line of its
     report; for the errors of a doctest, the example's own error, or its expected and actual output.
     """
-    try:
+    with suppress(Exception):
         if isinstance(error, pytest.FixtureLookupError):
             return error.formatrepr().errorstring.strip().splitlines()[0]
         doctest = sys.modules.get("doctest")
@@ -41,9 +42,7 @@ def exception_text(error: BaseException) -> str:
             return "".join(format_exception_only(error.exc_info[1])).strip()
         if doctest is not None and isinstance(error, doctest.DocTestFailure):
             return f"expected {error.example.want.strip()!r}, got {error.got.strip()!r}"
-        return str(error)
-    except Exception as second:
-        return f"<str() of the exception raised {type(second).__name__}>"
+    return _text(error)
 
 
 def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type[Exception]:

@@ -10,11 +10,12 @@ The frames are those of `multiprocessing.connection.Connection.send_bytes`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from marshal import dumps, loads
 from struct import Struct as BinaryFormat
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from msgspec import MsgspecError, Struct, convert, defstruct, to_builtins
 
@@ -74,20 +75,9 @@ def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def read_frame(file: BinaryIO, form: Any) -> Any:
-    """Read a frame of the blocking `file`, and return its message; raise EOFError at the end."""
-    (length,) = LENGTH.unpack(_read(file, LENGTH.size))
-    return decode(_read(file, length), form)
-
-
-def _read(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
-
-
 async def read_message(reader: StreamReader, form: Any) -> Any:
-    """Read a frame, and return its message; raise an error of :meth:`StreamReader.readexactly` at the end."""
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return decode(await reader.readexactly(length), form)
+    """Read a frame, and return its message; None if the connection has ended, maybe within a frame."""
+    with suppress(ConnectionError, EOFError):
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        return decode(await reader.readexactly(length), form)
+    return None

@@ -30,14 +30,14 @@ class WorldSpec:
     """Number of the world in its session."""
     key: WorldKey
     """The needs of the tests of the world."""
+    servers: tuple[int, ...]
+    """Number of each rank's fork server; 0 is the driver's own."""
+    machines: tuple[int, ...]
+    """Number, in the session, of each rank's machine; 0 is the driver's."""
     kind_argument: str | None = None
     """Argument of the kind in ``--accel`` (the `8` of ``sim:8``), or None."""
     devices: tuple[Device, ...] = ()
     """All devices of the lease, rank by rank. A device that several ranks share occurs several times."""
-    servers: tuple[int, ...] = ()
-    """Number of each rank's fork server; empty if the driver's own server forks all ranks."""
-    machines: tuple[int, ...] = ()
-    """Number of each rank's machine; 0 is the driver's. Empty if all ranks are on the driver's machine."""
     addresses: tuple[str, ...] = ()
     """Network address of each rank's machine; empty if all ranks are on one machine."""
     workers: tuple[int, ...] = ()
@@ -53,45 +53,25 @@ class WorldSpec:
         return self.key.ranks
 
     @property
-    def grouped(self) -> bool:
-        """True if the ranks form a distributed world; False for one process that only has devices."""
-        return self.key.grouped
-
-    @property
     def share(self) -> Share | None:
         """Share that each rank has of each of its devices; None for whole devices."""
         return None if self.key.need is None else self.key.need.share
 
-    def server_of(self, rank: int) -> int:
-        """Return the number of the fork server of `rank`."""
-        return self.servers[rank] if self.servers else 0
-
-    @property
-    def server_numbers(self) -> frozenset[int]:
-        """The numbers of the fork servers of all ranks."""
-        return frozenset(self.servers or (0,))
-
-    def machine_of(self, rank: int) -> int:
-        """Return the number, in the session, of the machine of `rank`."""
-        return self.machines[rank] if self.machines else 0
-
     def is_remote(self, rank: int) -> bool:
         """Return whether `rank` is on another machine than the driver."""
-        return bool(self.machines and self.machines[rank])
+        return self.machines[rank] != 0
 
     @property
     def machine_count(self) -> int:
         """Number of machines that the ranks are on."""
-        return len(set(self.machines)) or 1
+        return len(set(self.machines))
 
     def machine_rank(self, rank: int) -> int:
         """Return the position of `rank`'s machine among the machines of the world."""
-        return sorted(set(self.machines)).index(self.machines[rank]) if self.machines else 0
+        return sorted(set(self.machines)).index(self.machines[rank])
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
         """Return the ranks on the machine of `rank`, including itself. Its position among them is its local rank."""
-        if not self.machines:
-            return tuple(range(self.ranks))
         return tuple(other for other in range(self.ranks) if self.machines[other] == self.machines[rank])
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count, islice
-from socket import gethostname
 from threading import current_thread
 from traceback import format_exc, format_exception
 from typing import Any, TypeVar
@@ -43,13 +42,12 @@ from pytest_accel.pool.pool_client import (
     WorldGrant,
     WorldWanted,
 )
-from pytest_accel.pool.starter import LocalStarter, LostPlaceError, PlaceStarter, Starter, StarterReports, Taken
+from pytest_accel.pool.starter import LocalStarter, LostPlaceError, Starter, StarterReports, Taken
 from pytest_accel.pool.worlds import (
     SESSION_ENDS,
     WANTED,
     PoolDriver,
     PooledWorld,
-    PoolSummary,
     WorldRequest,
     Worlds,
     WorldState,
@@ -73,38 +71,37 @@ class Pool:
         spec: SessionSpec,
         slots: int,
         *,
+        wait: float | None,
         record: Recorder,
         show: Callable[[str], None],
-        starters: Callable[[StarterReports], tuple[LocalStarter, PlaceStarter[Any] | None]],
+        starters: Callable[[StarterReports], tuple[LocalStarter, Starter[Any]]],
         jobs: Callable[[LocalStarter, StarterReports], Starter[Any]] | None = None,
     ) -> None:
-        """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
+        """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone. `wait` is the
+        maximum time that a request waits for devices, in seconds; None for no limit.
 
-        `record` gets the events of the pool, and `show` lines for the terminal. `starters`, which returns the starter
-        of this machine and that of other machines, is called in the pool's thread, and `jobs` when a test first needs
-        an MPI job.
+        `record` gets the events of the pool, and `show` lines for the terminal. `starters` is called in the pool's
+        thread, and returns the starter of this machine and that of the session, which may be the same or have other
+        machines, too. `jobs` is called when a test first needs an MPI job.
         """
-        self.summary = PoolSummary()
-        self.directory = spec.directory
-        self.worlds = Worlds(spec.directory, slots, self.summary, record, self.broken_by)
+        self.worlds = Worlds(spec.directory, slots, record, self.broken_by)
         self.requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
-        self.devices: set[tuple[int, str]] = set()
+        self.devices: set[tuple[str, str]] = set()
         """The machine and id of each known device."""
         self.broken: str | None = None
         """The error after which no world can be started any more, or None."""
         self._machine = machine
         self._slots = slots
+        self._wait = wait
         self._first_worker = spec.first_worker
         self._record = record
         self._show = show
         self._make_jobs = jobs
         self._jobs: Starter[Any] | None = None
         """The starter of MPI jobs; None before the first job."""
-        self._last_number = 0
-        """The last number given to a request or a world."""
-        self._recorded_machines = 0
-        """The number of machines that have been recorded."""
+        self._numbers = count(1)
+        """The numbers for requests and worlds."""
         self._loop = GuardedLoop()
         self._loop.set_exception_handler(lambda loop, context: self._failed(context))
         self._tasks: list[Task[None]] = []
@@ -140,14 +137,12 @@ class Pool:
 
         return run_coroutine_threadsafe(run(), self._loop).result(threads.END_TIMEOUT)
 
-    def _open(self, starters: Callable[[StarterReports], tuple[LocalStarter, PlaceStarter[Any] | None]]) -> None:
-        on_cluster = self._machine.is_cluster  # Its devices are known once they are used.
-        self._here, self._elsewhere = starters(self.worlds)
+    def _open(self, starters: Callable[[StarterReports], tuple[LocalStarter, Starter[Any]]]) -> None:
+        self._here, self._main = starters(self.worlds)
         self._record("PoolOpened", slots=self._slots, kind=self._machine.session_kind)
-        if on_cluster or len(self._machines) > 1:
-            self._record_machines()
-        for device in () if on_cluster else self._machine.session.devices:
-            self._record_device(device, 0)
+        # The devices of a cluster are known once they are used.
+        for device in () if self._machine.is_cluster else self._machine.session.devices:
+            self._record_device(device, self._main.machines[0])
         self._tasks = [loop_tasks.start(self._here.leases.run()), loop_tasks.start(self._tick())]
 
     def _failed(self, context: dict[str, Any]) -> None:
@@ -170,7 +165,7 @@ class Pool:
                     if (request.driver, request.demand.number) == (driver, number):
                         self._cancel(request)
                 for world in self.worlds.in_state(WorldState.IN_USE):  # The world may have been granted meanwhile.
-                    if world.request is not None and (world.driver, world.request.demand.number) == (driver, number):
+                    if (world.request.driver, world.request.demand.number) == (driver, number):
                         self.give_back(world.spec.world, "its driver has stopped waiting for it", frozenset())
             case GiveBackWorld(world, kill_reason, noticed, retire, interrupted):
                 if interrupted is not None:
@@ -179,11 +174,10 @@ class Pool:
             case WarmServer():
                 if not self.worlds.closing and self.broken is None:
                     with suppress(OSError):  # The first test that needs a server reports the error.
-                        (self._elsewhere or self._here).warm()
+                        self._main.warm()
 
     def _acquire(self, driver: PoolDriver, demand: WorldDemand) -> None:
-        self._last_number += 1
-        request = WorldRequest(self._last_number, demand, driver, WAITING_SHOWN_AFTER)
+        request = WorldRequest(next(self._numbers), demand, driver, WAITING_SHOWN_AFTER)
         if demand.key.ranks:
             self._record("WorldRequested", request=request.id, test=demand.holder.test, about=demand.key.about)
         self.requests[request.id] = request
@@ -192,7 +186,6 @@ class Pool:
     def _cancel(self, request: WorldRequest) -> None:
         """Cancel a request, without an answer."""
         del self.requests[request.id]
-        assert request.task is not None
         request.task.cancel()
         self._record("RequestEnded", request=request.id, why="cancelled")
 
@@ -218,34 +211,33 @@ class Pool:
             return
         for rank, end in world.exits.items():
             if rank not in noticed:  # A test killed the rank and passed.
-                self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
-        world.request = None
+                self.worlds.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
         self.worlds.note(world, "WorldReturned")
+        if not world.starter.keeps(world.spec.key):
+            world.end_lease()  # CPU slots are the test's, not the world's.
         if world.ended or world.exits or (kill_reason is not None and not retire):
             self.worlds.kill(world, kill_reason or "a rank has ended")
         elif world.spec.key.fresh or retire or self.worlds.closing:
             fresh = "its test asks for fresh ranks" if world.spec.key.fresh else "no further test can use it"
             self.worlds.retire(world, kill_reason or fresh, quietly=kill_reason is not None)
-        elif world.keeps and world.wanted:
+        elif world.wanted:
             self._hand_on(world)
         else:
             world.become(WorldState.IDLE)
-        if not world.keeps and (taken := world.drop()) is not None:  # CPU slots are the test's, not the world's.
-            world.starter.leases.give_back(taken, killed=False)
         self.worlds.retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
         """Record where the ranks of world `number`, which runs `test`, are; of all worlds in use if it is None."""
         for world in self.worlds.in_state(WorldState.IN_USE):
             if number in (None, world.spec.world):
-                self.summary.add_interrupted(world, test)
+                self.worlds.add_interrupted(world, test)
 
     def driver_lost(self, driver: PoolDriver) -> None:
         """Cancel the requests of a driver whose process has ended, and terminate its worlds."""
         for request in [request for request in self.requests.values() if request.driver == driver]:
             self._cancel(request)
-        for world in list(self.worlds.values()):
-            if world.request is not None and world.request.driver == driver:
+        for world in self.worlds.in_state(WorldState.IN_USE):
+            if world.request.driver == driver:
                 self.give_back(world.spec.world, "its driver ended", frozenset(world.exits))
 
     # In the caller's thread
@@ -266,17 +258,17 @@ class Pool:
         for request in list(self.requests.values()):
             self._cancel(request)
         with ExitStack() as rest:  # An error in one step does not keep the others from being done.
-            rest.callback(session_folder.remove, self.directory)
+            rest.callback(session_folder.remove, self.worlds.directory)
             rest.callback(self._here.leases.close)
             for task in self._tasks:
                 rest.callback(task.cancel)
             await self.worlds.end(gracefully=gracefully)
             # The fork server, which kills processes that its ranks have left, may have failed.
             # The server of this machine is stopped last, since it removes the session's folder.
-            stopped = [await one.stop() for one in (self._jobs, self._elsewhere, self._here) if one is not None]
+            stopped = [await one.stop() for one in (self._jobs, self._main, self._here) if one is not None]
             if not all(stopped) or self.broken is not None:
                 with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
-                    self.worlds.report_left(kill_marked(self.directory))
+                    self.worlds.report_left(kill_marked(self.worlds.directory))
             for world in list(self.worlds.values()):
                 self.worlds.forget(world)
 
@@ -285,7 +277,7 @@ class Pool:
         if self.broken is not None:
             return
         self.broken = why
-        self.summary.errors.append(why)
+        self.worlds.errors.append(why)
         # The pool has an error, so each step may fail. The others must be done nevertheless.
         for request in list(self.requests.values()):
             with suppress(Exception):
@@ -314,6 +306,7 @@ class Pool:
         # An idle world that keeps its devices needs no new lease. An idle world on the CPU needs slots for each test.
         world = self.worlds.find_idle(request) if starter.keeps(key) else None
         if world is None:
+            request.starter = starter
             taken = await self._take(request, starter)
             with ExitStack() as undo:
                 undo.callback(starter.leases.give_back, taken, killed=False)
@@ -333,25 +326,19 @@ class Pool:
             if self._jobs is None:
                 self._jobs = self._make_jobs(self._here, self.worlds)
             return self._jobs
-        return self._elsewhere if self._elsewhere is not None and self._elsewhere.serves(key) else self._here
-
-    @property
-    def _machines(self) -> tuple[str, ...]:
-        """The names of the machines on which ranks may run, by number; empty for this machine if there is no other."""
-        return ("",) if self._elsewhere is None else self._elsewhere.machines
+        return self._main if self._main.serves(key) else self._here
 
     async def _take(self, request: WorldRequest, starter: Starter[Any]) -> Taken:
         """Wait for the devices or CPU slots of a world, and return them."""
-        request.starter = starter
-        timeout = request.demand.timeout
-        left = None if timeout is None else max(0.0, request.since + timeout - monotonic())
-        late = None if left is None else self._loop.call_later(left, self._refuse_late, request)
+        late = None
+        if self._wait is not None and starter.keeps(request.demand.key):  # Only this session uses the CPU slots.
+            left = max(0.0, request.since + self._wait - monotonic())
+            late = self._loop.call_later(left, self._refuse_late, request)
         self._loop.call_soon(self._record_wait, request)
         try:
             taken: Taken = await starter.leases.take(request.demand)
             return taken
         finally:
-            request.starter = None
             if late is not None:
                 late.cancel()
 
@@ -361,22 +348,22 @@ class Pool:
 
     def _refuse_late(self, request: WorldRequest) -> None:
         found = request.waits_for()
-        why = f"no devices came free within {request.demand.timeout:g} s (--accel-wait)"
+        why = f"no devices came free within {self._wait:g} s (--accel-wait)"
         self._refuse(request, "\n".join([why, *(found[1] if found is not None else ())]))
 
     def _begin(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> PooledWorld:
         """Return a new world for `request`, which has `taken` from then on; its processes are not started yet."""
         key = request.demand.key
-        self._last_number += 1
-        spec = starter.place(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), taken)
+        here = (0,) * key.ranks
+        spec = WorldSpec(next(self._numbers), key, here, here, self._machine.argument(key.kind))
+        spec = starter.place(spec, taken)
         used = {number for world in self.worlds.values() for number in world.spec.workers}
         workers = tuple(islice((one for one in count(self._first_worker) if one not in used), spec.ranks))
         spec = replace(spec, workers=workers, worker_count=max((*used, *workers), default=0) + 1)
-        world = self.worlds[spec.world] = PooledWorld(self.directory, spec, request, starter, taken)
-        self._record_machines()
+        world = self.worlds[spec.world] = PooledWorld(self.worlds.directory, spec, request, starter, taken)
         places = []
         for rank in range(spec.ranks):
-            devices, machine = spec.devices_of(rank), spec.machine_of(rank)
+            devices, machine = spec.devices_of(rank), starter.machines[spec.machines[rank]]
             for device in devices:
                 self._record_device(device, machine)
             share = max((fraction(spec.share, device) for device in devices), default=1.0)
@@ -389,16 +376,15 @@ class Pool:
         """Give a world to the driver of a request."""
         warm = world.state is not WorldState.STARTING
         world.become(WorldState.IN_USE)
-        world.request, world.driver = request, request.driver
+        world.request = request
         holder, spec = request.demand.holder, world.spec
         try:
             if world.taken is not None:
                 world.starter.leases.describe(world.taken, holder.test, world.pids if spec.ranks else (holder.pid,))
             self.worlds.note(world, "WorldAcquired", request=request.id, reused=warm)
-            names = self._machines
-            hosts = (names[spec.machine_of(rank)] or gethostname() for rank in range(spec.ranks))
+            hosts = (world.starter.machines[number] for number in spec.machines)
             waited = monotonic() - request.since if request.waited is None else request.waited
-            grant = WorldGrant(spec, world.pids, self.directory, warm, waited, tuple(dict.fromkeys(hosts)))
+            grant = WorldGrant(spec, world.pids, self.worlds.directory, warm, waited, tuple(dict.fromkeys(hosts)))
             self._answer(request, grant)
         except Exception:  # The driver does not know that it has the world.
             self.give_back(spec.world, "it could not be handed to its driver", frozenset())
@@ -425,7 +411,6 @@ class Pool:
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
         """End the task of a request, and answer it with an error."""
-        assert request.task is not None
         request.task.cancel()
         self._answer(request, why)
 
@@ -442,13 +427,7 @@ class Pool:
 
     # Events
 
-    def _record_machines(self) -> None:
-        names = self._machines
-        for number in range(self._recorded_machines, len(names) if len(names) > 1 else 0):
-            self._record("MachineFound", machine=number, name=names[number])
-            self._recorded_machines = number + 1
-
-    def _record_device(self, device: Device, machine: int) -> None:
+    def _record_device(self, device: Device, machine: str) -> None:
         if (machine, device.id) not in self.devices:
             self.devices.add((machine, device.id))
             facts = {name: getattr(device, name) for name in ("kind", "index", "name", "memory")}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -23,6 +23,9 @@ from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.rank_messages import RankExit
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec
+
+if TYPE_CHECKING:
+    from execnet import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,6 @@ PoolMessage = Answer | WorldWanted | RankExited
 # The driver's end
 
 
-class Channel(Protocol):
-    """The methods of `execnet.Channel` that are used here."""
-
-    def send(self, item: object) -> None: ...
-
-    def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None: ...
-
-
 class PoolClient:
     """A driver's access to the pool: it sends messages to the pool, and gets the answers."""
 
@@ -131,8 +126,8 @@ class PoolClient:
         """Start the fork server, since tests that need ranks are being collected."""
         self._send(WarmServer())
 
-    def acquire(self, key: WorldKey, test: str, timeout: float | None) -> WorldGrant:
-        """Wait for a world, or a lease without ranks, and return it; wait for its devices at most `timeout` seconds.
+    def acquire(self, key: WorldKey, test: str) -> WorldGrant:
+        """Wait for a world, or a lease without ranks, and return it.
 
         Raise :class:`PlaceError` if the pool cannot provide it. If the wait is interrupted, the demand is cancelled.
         """
@@ -140,7 +135,7 @@ class PoolClient:
             self._last_number = number = self._last_number + 1
             self._answers = SimpleQueue()
         try:
-            self._send(WorldDemand(key, Holder.here(test), number, timeout))
+            self._send(WorldDemand(key, Holder.here(test), number))
             answer = self._answers.get()
         except KeyboardInterrupt:
             raise  # The session ends; the controller cancels the request after showing what it waited for.
@@ -186,13 +181,10 @@ class PoolClient:
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:
-            self._fail("the main pytest process has ended")
+            self._answers.put("the main pytest process has ended")
             return
         try:
             self.handle(decode(data, PoolMessage))
         except BaseException:  # execnet would close the channel without a message.
-            self._fail(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
+            self._answers.put(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
             raise
-
-    def _fail(self, why: str) -> None:
-        self._answers.put(why)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from socket import gethostname
 from typing import Any, Protocol, TypeVar
 
 from pytest_accel.core.world_key import WorldKey
@@ -37,8 +38,8 @@ class LostPlaceError(PlaceError):
 class StarterReports(Protocol):
     """The pool, as starters report to it. All methods are called in the pool's thread."""
 
-    def wanted(self, taken: Taken) -> None:
-        """Note that another request waits for `taken`; `Taken.wanted` is set."""
+    def give_up_wanted(self) -> None:
+        """Have the worlds given up, after the running test, whose `Taken.wanted` has become True."""
 
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """Note that the fork server `server` of `starter` has ended, and all its ranks with it.
@@ -93,6 +94,16 @@ class Starter(Protocol[Own]):
     def leases(self) -> LeaseSource[Own]:
         """The source of the devices and CPU slots."""
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the machines on which ranks may run so far, by number; this machine is the first."""
+
+    def serves(self, key: WorldKey) -> bool:
+        """Return whether this starts worlds of `key`; other worlds are started on this machine."""
+
+    def warm(self) -> None:
+        """Start what the first world will need. Raise OSError if that is not possible."""
+
     def keeps(self, key: WorldKey) -> bool:
         """Return whether an idle world of `key` keeps what was taken. It keeps devices; CPU slots belong to a test."""
 
@@ -115,24 +126,10 @@ class Starter(Protocol[Own]):
         """End all processes that this starter has started; return False if some may live on."""
 
 
-class PlaceStarter(Starter[Own], Protocol[Own]):
-    """A starter of ranks elsewhere: on the machines of the processes of a launcher, or of a cluster."""
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """Names of the machines on which ranks may run so far, by number; this machine is the first."""
-
-    def serves(self, key: WorldKey) -> bool:
-        """Return whether this starts worlds of `key`; other worlds are started on this machine."""
-
-    def warm(self) -> None:
-        """Start what the first world will need. Raise OSError if that is not possible."""
-
-
 class ClusterConnection(Protocol):
     """The connection of a session to a cluster."""
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> Starter[Any]:
         """Return the starter of ranks on its machines."""
 
     @property
@@ -149,10 +146,14 @@ class LocalStarter:
     def __init__(self, spec: SessionSpec, leases: Leases, spawn: Spawn, reports: StarterReports) -> None:
         """`spawn` starts the fork server."""
         self.leases = leases
+        self.machines = (gethostname(),)
         self.spec = spec
         self.spawn = spawn
         self.reports = reports
         self._server: ForkServerClient | None = None
+
+    def serves(self, key: WorldKey) -> bool:
+        return True
 
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None

@@ -30,8 +30,8 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.shared_folder import PlaceError
 from pytest_accel.messages.connect import call_rank
 from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, Command, ExitCause, RankExit, When, exited
-from pytest_accel.messages.struct_messages import encode
-from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.struct_messages import encode, frame
+from pytest_accel.messages.unix_sockets import sendall
 from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolMessage, WorldWanted
 from pytest_accel.pool.starter import LostPlaceError, Starter, Taken
@@ -72,10 +72,10 @@ class WorldRequest:
     driver: PoolDriver
     show_at: float
     """Seconds after which a line shows what the request waits for."""
-    task: Task[None] | None = None
-    """The task that provides the world; None once it has its answer."""
+    task: Task[None] = field(init=False)
+    """The task that provides the world."""
     starter: Starter[Any] | None = None
-    """The starter for whose devices or slots the task waits; None while the task does not wait for a starter."""
+    """The starter whose devices or slots the world gets; None before the task has begun."""
     since: float = field(default_factory=monotonic)
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None before that."""
@@ -132,13 +132,10 @@ class PooledWorld:
         self.inspector = WorldInspector(directory, spec)
         self.starter = starter
         self.state = WorldState.STARTING
-        self.request: WorldRequest | None = request
-        self.driver = request.driver
-        """The last driver that has got the world."""
+        self.request = request
+        """The request that gets the world, or was the last to get it."""
         self.taken: Taken | None = taken
-        """The lease of the world; None while an idle world has no CPU slots."""
-        self.keeps = starter.keeps(spec.key)
-        """True if the world has `taken` as long as it has processes; False if only while it runs a test."""
+        """The lease of the world; None while an idle world has no CPU slots (`Starter.keeps`)."""
         self.pids: tuple[int, ...] = ()
         self.start: Future[None] = get_running_loop().create_future()
         """Done once the processes have started, or cannot be started any more."""
@@ -173,56 +170,18 @@ class PooledWorld:
             raise RuntimeError(f"world {self.spec.world} is {self.state.value}, and cannot be {state.value} next")
         self.state, self.since = state, monotonic()
 
-    def drop(self) -> Taken | None:
-        """Remove and return the lease of the world, or return None if it has none."""
+    def end_lease(self, *, killed: bool = False) -> None:
+        """Give back the lease of the world, if it has any; `killed` says whether the processes were killed."""
         taken, self.taken = self.taken, None
-        return taken
+        if taken is not None:
+            self.starter.leases.give_back(taken, killed=killed)
 
     def rank_exited(self, rank: int, end: RankExit) -> None:
         """Record the exit of a rank, and report it to the driver; no-op if an exit of the rank is recorded."""
         if rank not in self.exits:
             self.exits[rank] = end
-            if self.request is not None:
+            if self.state in (WorldState.STARTING, WorldState.IN_USE):
                 self.request.driver.handle(RankExited(self.spec.world, rank, end))
-
-
-class PoolSummary:
-    """Errors that belong to no test, and the tests that were interrupted. Owned by the pool."""
-
-    def __init__(self) -> None:
-        self.errors: list[str | RankProblem] = []
-        """Errors that belong to no test, such as an error in the teardown of a session fixture."""
-        self.interrupted: dict[int, Interrupted] = {}
-        """The tests that ran when the session was interrupted, by world number."""
-
-    def add_interrupted(self, world: PooledWorld, test: str) -> None:
-        """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
-
-        An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
-        """
-        recorded = self.interrupted.get(world.spec.world)
-        if recorded is not None:
-            if test and not recorded.test:
-                self.interrupted[world.spec.world] = replace(recorded, test=test)
-            return
-        ends = dict(world.exits)
-        stacks, records = world.inspector.stacks(world.alive), world.inspector.records(world.alive)
-        idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
-        between_tests = not test and not ends and idle
-        if between_tests and not any(map(waiting_in, records.values())):
-            return
-        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, records)
-
-    def add_problem(
-        self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
-    ) -> None:
-        """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
-        phases: dict[int, When] = {rank: "teardown"}
-        sections = world.inspector.ask(MachineInspector.captured, phases).get(rank, [])
-        if end is not None and end.is_crash:
-            stack = world.inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
-        output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
-        self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))
 
 
 class Worlds(dict[int, PooledWorld]):
@@ -231,13 +190,14 @@ class Worlds(dict[int, PooledWorld]):
     The pool adds worlds, and passes them from driver to driver. How they start and end is decided here.
     """
 
-    def __init__(
-        self, directory: str, slots: int, summary: PoolSummary, record: Recorder, on_error: Callable[[str], None]
-    ) -> None:
+    def __init__(self, directory: str, slots: int, record: Recorder, on_error: Callable[[str], None]) -> None:
         """`on_error` gets the error after which no world can be started any more."""
         super().__init__()
         self.directory = directory
-        self.summary = summary
+        self.errors: list[str | RankProblem] = []
+        """Errors that belong to no test, such as an error in the teardown of a session fixture."""
+        self.interrupted: dict[int, Interrupted] = {}
+        """The tests that ran when the session was interrupted, by world number."""
         self.closing = False
         """True once the session ends."""
         self._slots = slots
@@ -249,7 +209,7 @@ class Worlds(dict[int, PooledWorld]):
         key = request.demand.key
         found = [one for one in self.in_state(WorldState.IDLE) if one.spec.key == key]
         # Prefer a world that the driver has used last: it has the fixtures of the module.
-        return next((one for one in found if one.driver is request.driver), found[0] if found else None)
+        return next((one for one in found if one.request.driver is request.driver), found[0] if found else None)
 
     def note(self, world: PooledWorld, event: str, /, **fields: Any) -> None:
         """Record an event of a world, but not of a lease without ranks."""
@@ -290,9 +250,8 @@ class Worlds(dict[int, PooledWorld]):
         world.become(WorldState.KILLED if quietly else WorldState.RETIRING)
         self.note(world, "WorldEnding", why=why)
         for rank, pid in enumerate(world.pids):
-            with suppress(OSError):
-                call = Connection(call_rank(self.directory, world.spec, rank, pid).detach())
-                call.send_bytes(encode(Command.RETIRE))
+            with suppress(OSError), call_rank(self.directory, world.spec, rank, pid) as call:
+                sendall(call, frame(encode(Command.RETIRE)))
         if world.ended:
             self.forget(world)
         else:
@@ -303,7 +262,7 @@ class Worlds(dict[int, PooledWorld]):
         if world.state is WorldState.RETIRING:
             stacks = world.inspector.stacks(world.alive)
             for rank in world.alive:
-                self.summary.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
+                self.add_problem(OutsideError.NOT_ENDED, world, rank, stack=stacks.get(rank, ""))
         if world.spec.world in self:
             self.kill(world, "its ranks have not ended in time")
 
@@ -316,8 +275,7 @@ class Worlds(dict[int, PooledWorld]):
         self.note(world, "WorldGone")
         world.inspector.remove_files()
         world.starter.forget(world.spec)
-        if (taken := world.drop()) is not None:
-            world.starter.leases.give_back(taken, killed=killed and world.spec.ranks > 0)
+        world.end_lease(killed=killed and world.spec.ranks > 0)
 
     def retire_idle(self) -> None:
         """Retire the oldest of too many idle ranks.
@@ -349,7 +307,7 @@ class Worlds(dict[int, PooledWorld]):
                 self.kill(world, SESSION_ENDS)
         await loop_tasks.becomes_true(lambda: not self, RETIRE_TIMEOUT + _REPORTING_TIMEOUT, _END_POLL)
         for world in self.in_state(WorldState.RETIRING):
-            self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
+            self.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             self.kill(world, SESSION_ENDS)
 
     def in_state(self, state: WorldState) -> Iterator[PooledWorld]:
@@ -358,15 +316,46 @@ class Worlds(dict[int, PooledWorld]):
             if world.state is state:
                 yield world
 
+    # Errors that belong to no test, and interrupted tests
+
+    def add_interrupted(self, world: PooledWorld, test: str) -> None:
+        """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
+
+        An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
+        """
+        recorded = self.interrupted.get(world.spec.world)
+        if recorded is not None:
+            if test and not recorded.test:
+                self.interrupted[world.spec.world] = replace(recorded, test=test)
+            return
+        ends = dict(world.exits)
+        stacks, records = world.inspector.stacks(world.alive), world.inspector.records(world.alive)
+        idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
+        between_tests = not test and not ends and idle
+        if between_tests and not any(map(waiting_in, records.values())):
+            return
+        self.interrupted[world.spec.world] = Interrupted(test, ends, stacks, records)
+
+    def add_problem(
+        self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
+    ) -> None:
+        """Add an error of a rank, with its log; `end` is the rank's exit if that is the error."""
+        phases: dict[int, When] = {rank: "teardown"}
+        sections = world.inspector.ask(MachineInspector.captured, phases).get(rank, [])
+        if end is not None and end.is_crash:
+            stack = world.inspector.ask(MachineInspector.last_stacks, {rank: True}).get(rank, "")
+        output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
+        self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))
+
     # Called by starters
 
-    def wanted(self, taken: Taken) -> None:
-        """Retire the world that has `taken` if it is idle, or notify the driver that uses the world."""
-        world = next((world for world in self.values() if world.taken is taken), None)
-        if world is not None and world.state is WorldState.IDLE:
-            self.retire(world, WANTED)
-        elif world is not None and world.request is not None and world.state is WorldState.IN_USE:
-            world.request.driver.handle(WorldWanted(world.spec.world))
+    def give_up_wanted(self) -> None:
+        """Retire the idle worlds whose leases are wanted, and notify the drivers that use others."""
+        for world in [one for one in self.values() if one.wanted]:
+            if world.state is WorldState.IDLE:
+                self.retire(world, WANTED)
+            elif world.state is WorldState.IN_USE:
+                world.request.driver.handle(WorldWanted(world.spec.world))
 
     def report(self, message: ServerReport) -> None:
         """Handle a report of a fork server."""
@@ -405,18 +394,18 @@ class Worlds(dict[int, PooledWorld]):
             return
         world.rank_exited(rank, end)
         if world.state is WorldState.RETIRING and end == exited(FAILED_BY_HOOK):
-            self.summary.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
+            self.add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
         elif world.state is WorldState.RETIRING and end.status != RETIRED:
-            self.summary.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
+            self.add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
         elif world.state is WorldState.IDLE:
-            self.summary.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
+            self.add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
             self.kill(world, "a rank has ended")
         if world.ended and world.ending:
             self.forget(world)
 
     def report_left(self, processes: Iterable[str]) -> None:
         """Report processes that live on although they were killed."""
-        self.summary.errors += [f"{process} could not be killed" for process in processes]
+        self.errors += [f"{process} could not be killed" for process in processes]
 
     def lost_ranks(self, starter: Starter[Any], server: int, loss: str | None) -> None:
         """End the worlds whose ranks have ended with the fork server that had started them."""
@@ -424,15 +413,15 @@ class Worlds(dict[int, PooledWorld]):
         why, end = f"the fork server ended twice while starting a world\n{log}", RankExit(ExitCause.SERVER_ENDED)
         if loss is not None:
             why, end = f"a machine of this session is lost: {loss}", RankExit(ExitCause.MACHINE_LOST, about=loss)
-        worlds = [one for one in self.values() if one.starter is starter and server in one.spec.server_numbers]
+        worlds = [one for one in self.values() if one.starter is starter and server in one.spec.servers]
         for world in worlds:
-            for rank in range(world.spec.ranks):
-                if world.spec.server_of(rank) == server:
+            for rank, number in enumerate(world.spec.servers):
+                if number == server:
                     world.rank_exited(rank, end)  # Before the slow cleanup, since the drivers wait for it.
         self.report_left(kill_marked(self.directory, server))
         for world in worlds:
             if world.state is WorldState.RETIRING and self.closing:
-                self.summary.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
+                self.add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
             loop_tasks.fail(world.start, LostPlaceError(why))
             if world.state is not WorldState.IN_USE:  # Drivers give back worlds in use.
                 self.kill(world, why)

@@ -124,7 +124,7 @@ class LeakCheck:
         return _Seen(
             find() if self._is_on else frozenset(),
             process_state.read() if self._is_on else (),
-            frozenset(torch_api.groups().values()) if self._context.spec.grouped else frozenset(),
+            frozenset(torch_api.groups().values()) if self._context.spec.key.grouped else frozenset(),
             torch_api.rpc_initialisations(),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from io import BufferedReader, FileIO
 from os import _exit, getpid
 from socket import socket
 
@@ -11,7 +10,8 @@ import pytest
 
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import DriverRequest, ForkReturned, RankMessage
-from pytest_accel.messages.struct_messages import encode, frame, read_frame
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 
 
 class LinkToDriver:
@@ -19,25 +19,23 @@ class LinkToDriver:
 
     def __init__(self, listener: socket) -> None:
         """Wait until a driver connects to `listener`."""
-        self._socket = unix_sockets.accept(listener)
-        self._requests = BufferedReader(FileIO(self._socket.fileno(), closefd=False))
+        self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
 
     def receive(self) -> DriverRequest:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: DriverRequest = read_frame(self._requests, DriverRequest)
+        request: DriverRequest = decode(self._connection.recv_bytes(), DriverRequest)
         return request
 
     def send(self, *messages: RankMessage) -> None:
         """Send `messages` together, unless the driver has exited."""
         self.exit_if_forked()
         with suppress(OSError):  # The driver has exited, or the pool has connected only to retire this rank.
-            unix_sockets.sendall(self._socket, frame(encode(messages)))
+            self._connection.send_bytes(encode(messages))
 
     def close(self) -> None:
         """Close the connection. Messages that are sent afterwards are dropped."""
-        self._requests.close()
-        self._socket.close()
+        self._connection.close()
 
     def exit_if_forked(self, report: pytest.TestReport | None = None) -> None:
         """Exit in a process that the test forked and that has returned from the test; no-op in the rank itself.
@@ -50,5 +48,5 @@ class LinkToDriver:
         text = f"a process that it had forked has returned from the test\n{failure}"
         phase = "call" if report is None or report.when is None else report.when
         with suppress(OSError):
-            unix_sockets.sendall(self._socket, frame(encode((ForkReturned(text, phase),))))
+            self._connection.send_bytes(encode((ForkReturned(text, phase),)))
         _exit(1)

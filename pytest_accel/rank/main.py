@@ -94,7 +94,7 @@ def _set_environment(context: RankContext, port: int | None) -> None:
     if context.visible_devices or spec.key.kind != "cpu":
         # The mask of CPU slots sets threads and cores. A rank must not use other ranks' cores, so name only its own.
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
-    if spec.grouped:
+    if spec.key.grouped:
         assert port is not None
         changes |= process_group.environment(spec, rank, port)
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:

@@ -125,7 +125,7 @@ def _use_world_store(context: RankContext, port: int) -> None:
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
         # Some ranks at a loopback address are a group on each machine.
         machine = (
-            context.spec.machine_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
+            context.spec.machines[context.rank] if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
         )
         place = f"init/{context.tests}/{machine}/{named_port}/{world_size}"
         turn = served.add(f"{place}/turns/{rank}", 1)

@@ -209,7 +209,7 @@ class RankPlugin:
             step("sees exactly its devices")
         if spec.share is not None or context.session.fractions:
             torch_devices.limit_memory(context)
-        if spec.grouped:
+        if spec.key.grouped:
             process_group.prepare(context, self._role)
 
     def _serve(self, session: pytest.Session, driver: LinkToDriver) -> None:

@@ -59,7 +59,7 @@ class RankReports:
         name_place(call.excinfo.value, item)
         error = call.excinfo.value
         spec = self._context.spec
-        explanation = torch_errors.explain(error, grouped=spec.grouped, init=spec.grouped and spec.key.init)
+        explanation = torch_errors.explain(error, grouped=spec.key.grouped, init=spec.key.grouped and spec.key.init)
         if explanation is not None:
             torch_errors.add_hint(error, explanation)
         if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.

@@ -19,7 +19,7 @@ from pytest_accel.pool.pool_client import WorldGrant
 
 
 def test_the_rest_of_a_message_is_not_awaited(tmp_path: Path) -> None:
-    spec = WorldSpec(1, WorldKey("cpu", None, 1, grouped=True))
+    spec = WorldSpec(1, WorldKey("cpu", None, 1, grouped=True), (0,), (0,))
     grant = WorldGrant(spec, (os.getpid(),), str(tmp_path), False, 0.0, ())
     short, long = CannotRun("short"), CannotRun("long" * 30_000)
     sent = frame(encode((short, short))) + frame(encode((long,)))

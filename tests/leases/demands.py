@@ -8,7 +8,7 @@ from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import Holder, WorldDemand
-from pytest_accel.leases.leases import HeldLease, Leases
+from pytest_accel.leases.leases import Leases
 
 
 def devices(count: int, test: str = "test_x.py::test_one", *, share: float | None = None, sets: int = 1) -> WorldDemand:
@@ -27,7 +27,7 @@ def session(
     accel: str = "sim:4,shared",
     *,
     slots: int = 4,
-    on_wanted: Callable[[HeldLease], None] = lambda lease: None,
+    on_wanted: Callable[[], object] = lambda: None,
 ) -> Leases:
     """Return the leases of a session with the devices `accel`. Its lock folder is that of the environment."""
     return Leases(Machine(accel), slots, on_wanted, waits_for_busy=False)

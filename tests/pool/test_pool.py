@@ -84,7 +84,7 @@ STARTERS: dict[str, SimulatedRanks] = {}
 
 def simulated(spec: SessionSpec, reports: StarterReports) -> SimulatedRanks:
     """Return the starter of a session on this machine."""
-    leases = Leases(machine_for(SETTINGS), 2, reports.wanted, waits_for_busy=False)
+    leases = Leases(machine_for(SETTINGS), 2, reports.give_up_wanted, waits_for_busy=False)
     starter = SimulatedRanks(spec, leases, lambda spec: pytest.fail("no server"), reports)
     STARTERS[spec.directory] = starter
     return starter
@@ -112,9 +112,10 @@ class SimulatedSession:
             machine_for(SETTINGS),
             spec,
             2,
+            wait=None,
             record=record,
             show=print,
-            starters=lambda reports: (simulated(spec, reports), None),
+            starters=lambda reports: (simulated(spec, reports),) * 2,
         )
         return cls(pool)
 

@@ -36,12 +36,12 @@ class InterruptingChannel:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_demand_is_cancelled_if_the_wait_for_it_is_interrupted(late: bool) -> None:
-    spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True))
+    spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True), (0,), (0,))
     answer = Answer(1, WorldGrant(spec, (1,), "/", False, 0.0, ()))
-    channel = InterruptingChannel(None if late else answer)
+    channel: Any = InterruptingChannel(None if late else answer)
     client = PoolClient.over(channel)
     with pytest.raises(TimeoutError):
-        client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test", 0.0)
+        client.acquire(WorldKey("cpu", None, 1, grouped=True), "a test")
     if late:
         channel.receive(encode(answer))
     assert channel.sent[1:] == [CancelDemand(1)]

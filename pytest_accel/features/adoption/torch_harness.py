@@ -63,7 +63,7 @@ class HarnessInRank:
             return (yield)
         if base == PROCESSES and self._harness is None:
             self._replace_functions()
-        if base == CONTINUOUS and self.context.spec.grouped:
+        if base == CONTINUOUS and self.context.spec.key.grouped:
             item.cls._spawn_processes = partial(self._start_class, item)
             if item.cls.world_size == UNSET:
                 item.cls.world_size = self.context.spec.ranks

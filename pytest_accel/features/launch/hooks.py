@@ -40,7 +40,7 @@ class Launch:
         self._context = context = request.config.stash.get(RANK, None)
         self._devices = () if context is None else context.own_devices
         self._accelerators = self._devices if context is not None and context.vendor.hardware else ()
-        if context is not None and context.spec.grouped and (ranks := context.spec.ranks) > 1:
+        if context is not None and context.spec.key.grouped and (ranks := context.spec.ranks) > 1:
             pytest.fail(
                 f"the fixture 'launch' starts ranks itself, and @pytest.mark.distributed({ranks}) would have {ranks} "
                 "copies of the script launched: use @pytest.mark.devices(n) instead, and n ranks are launched",

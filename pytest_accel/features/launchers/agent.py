@@ -240,7 +240,7 @@ class _Agent:
         if self._leases is None:
             machine, waits = machine_for(settings), settings.busy == "wait"
             # The driver keeps devices of other machines until it needs them itself, whoever else waits for them.
-            self._leases = Leases(machine, 0, lambda lease: None, waits_for_busy=waits)
+            self._leases = Leases(machine, 0, lambda: None, waits_for_busy=waits)
             self._tasks.add(loop_tasks.start(self._leases.run()))
         return self._leases
 

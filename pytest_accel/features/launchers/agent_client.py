@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from asyncio import IncompleteReadError, StreamWriter, open_connection
+from asyncio import StreamWriter, open_connection
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -130,10 +130,9 @@ class AgentClient:
         reader, connection = await open_connection(sock=self._call(LeaseRequest(self.settings, demand, need, mask)))
         with ExitStack() as undo:
             undo.callback(_end, connection)
-            try:
-                reply: LeaseReply = await read_message(reader, LeaseReply)
-            except (IncompleteReadError, OSError):
-                raise LostPlaceError(f"the machine {self.machine} is lost") from None
+            reply: LeaseReply | None = await read_message(reader, LeaseReply)
+            if reply is None:
+                raise LostPlaceError(f"the machine {self.machine} is lost")
             if reply.error:
                 raise PlaceError(f"{reply.error} (on {self.machine})")
             undo.pop_all()

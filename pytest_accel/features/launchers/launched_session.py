@@ -35,7 +35,7 @@ from pytest_accel.features.launchers.rendezvous import (
     wait_for_end,
 )
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.pool.starter import LocalStarter, StarterReports
+from pytest_accel.pool.starter import LocalStarter, Starter, StarterReports
 
 _DEVICES = "visible devices"
 _LOSS_TIMEOUT = 0.5
@@ -181,9 +181,9 @@ class LaunchedSession:
         """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
         return missing_place(key, self.layout, self.process.launcher, resources)
 
-    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter | None:
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> Starter[Any]:
         """Return the starter of ranks on several machines; on one machine, `here` starts them."""
-        return MachinesStarter(spec, here, self.layout, self.clients, reports) if self.clients else None
+        return MachinesStarter(spec, here, self.layout, self.clients, reports) if self.clients else here
 
     @property
     def loss(self) -> str | None:

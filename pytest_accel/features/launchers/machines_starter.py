@@ -87,11 +87,13 @@ class MachinesTaken:
     """The leases on devices of other machines, by machine."""
     machines: tuple[int, ...] = ()
     """The machine of each rank, once the world has its place; empty if all are on this machine."""
+    wanted_elsewhere: bool = False
+    """True if another request waits for devices of other machines."""
 
     @property
     def wanted(self) -> bool:
-        """True if another request waits for devices of this machine."""
-        return self.here is not None and self.here.wanted
+        """True if another request waits for these devices."""
+        return self.wanted_elsewhere or (self.here is not None and self.here.wanted)
 
 
 Own = TypeVar("Own", bound=MachinesTaken)
@@ -129,6 +131,9 @@ class StarterOnMachines(ABC, Generic[Own]):
     def machines(self) -> tuple[str, ...]:
         return tuple(machine.name for machine in self._machines)
 
+    def serves(self, key: WorldKey) -> bool:
+        return True
+
     def warm(self) -> None:
         self._servers.run(self._spawns)
 
@@ -156,7 +161,7 @@ class StarterOnMachines(ABC, Generic[Own]):
                     taken.remote[machine] = await self._clients[machine].lease(demand, need, masks.get(machine))
                     del self._leasing[id(demand)]
                 else:
-                    taken.here = await self._here.leases.take(demand, need=need, owner=taken)
+                    taken.here = await self._here.leases.take(demand, need=need)
         except BaseException:
             self._return(taken, killed=False)
             raise
@@ -211,14 +216,14 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def start(self, spec: WorldSpec, taken: Own) -> None:
         spawns = self._spawns
-        self._servers.run({number: spawns[number] for number in sorted(spec.server_numbers)})
+        self._servers.run({number: spawns[number] for number in sorted(set(spec.servers))})
         self._servers.start(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
     def kill(self, spec: WorldSpec) -> None:
         self._servers.kill(spec)
 
     def kill_servers(self, spec: WorldSpec) -> None:
-        self._servers.kill_servers(spec.server_numbers)
+        self._servers.kill_servers(spec.servers)
 
     def forget(self, spec: WorldSpec) -> None:
         pass
@@ -255,22 +260,19 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
         super().__init__(spec, here, layout.machines, clients, reports)
         self._layout = layout
 
-    def serves(self, key: WorldKey) -> bool:
-        return True
-
     async def take(self, demand: WorldDemand) -> MachinesTaken:
         key = demand.key
         needs: Mapping[int, DeviceNeed | None] = {0: key.need}
         if key.need is not None and key.ranks:
             needs = key.needs(self._layout.machines_of(key.ranks, key.machines))
-        for other in list(self._taken):
+        for other in self._taken:
             # One test runs at a time, so the other world is idle, and is retired: even if there are devices for both,
             # which only the agents know.
-            if not other.remote.keys().isdisjoint(needs):
-                self._reports.wanted(other)
+            other.wanted_elsewhere |= not other.remote.keys().isdisjoint(needs)
+        self._reports.give_up_wanted()
         return await self._lease(MachinesTaken(demand), needs, {})
 
     def place(self, spec: WorldSpec, taken: MachinesTaken) -> WorldSpec:
-        if spec.grouped:
+        if spec.key.grouped:
             return self._on_machines(spec, taken, self._layout.machines_of(spec.ranks, spec.key.machines))
         return replace(spec, devices=() if taken.here is None else taken.here.devices)

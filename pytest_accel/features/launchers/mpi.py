@@ -12,14 +12,12 @@ import os
 import socket
 import subprocess
 from asyncio import Event, sleep, wait
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_exc
-from typing import Any
 
 import psutil
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.core import processes, session_folder
@@ -33,7 +31,7 @@ from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.rendezvous import accept
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver import server_process
-from pytest_accel.forkserver.server_messages import FirstStep, RankExited, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
 from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import ExitCause, RankExit
@@ -123,8 +121,8 @@ class MpiJob:
 
     def _start(self) -> subprocess.Popen[bytes]:
         words, variables = mpirun(self.world.ranks, self._spec.directory)
-        first = server_process.first_step(structs.replace(self._spec, server=self.world.servers[0]))
-        source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r}, {tuple(first)!r})"
+        arguments = (self._path, self._spec.directory, self.world.servers[0], self._spec.plugin_options)
+        source = f"from pytest_accel.features.launchers.mpi import serve; serve(*{arguments!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
@@ -227,10 +225,10 @@ def _spawn(call: Connection, pid: int, spec: SessionSpec) -> tuple[_MpiServer, s
     return _MpiServer(pid), connection
 
 
-def serve(path: str, step_one: Sequence[Any]) -> None:
+def serve(path: str, directory: str, first: int, plugin_options: tuple[str, ...] | None) -> None:
     """Run a fork server for the session that listens at `path`; called in a process that ``mpirun`` has started.
 
-    `step_one` is the :class:`FirstStep` of rank 0's process.
+    `first` is the number of the server in rank 0's process. The others are arguments of `forkserver.server.main`.
     """
     from pytest_accel.forkserver import server
 
@@ -238,5 +236,4 @@ def serve(path: str, step_one: Sequence[Any]) -> None:
     rank = int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
     call = unix_sockets.connect(path)
     call.sendall(frame(encode(MpiProcess(rank, os.getpid()))))
-    first = FirstStep(*step_one)
-    server.main(call.detach(), first._replace(server=first.server + rank))
+    server.main(call.detach(), directory, first + rank, plugin_options)

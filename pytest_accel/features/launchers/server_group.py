@@ -59,22 +59,22 @@ class ServerGroup:
     def start(self, spec: WorldSpec, descriptors: Callable[[], Sequence[int]]) -> None:
         """Start the ranks of a world, whose servers run. Those of this machine get the locks `descriptors`."""
         starting = self._starting[spec.world] = _Starting(spec, descriptors)
-        self._start_in(starting, spec.server_of(0))
+        self._start_in(starting, spec.servers[0])
 
     def _start_in(self, starting: _Starting, server: int, port: int | None = None) -> None:
         spec = starting.spec
         # The locks of another machine are not passed to its ranks.
-        here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
+        here = any(not spec.is_remote(rank) for rank, number in enumerate(spec.servers) if number == server)
         self._servers[server].start(spec, starting.descriptors() if here else None, port)
 
     def kill(self, spec: WorldSpec) -> None:
         """Kill the ranks of a world; report as killed the ranks that no server was asked to start."""
-        for number in spec.server_numbers & self._servers.keys():
+        for number in self._servers.keys() & set(spec.servers):
             self._servers[number].kill(spec.world)
         starting = self._starting.pop(spec.world, None)
         for rank in range(spec.ranks if starting is not None and starting.is_first else 0):
             # Until rank 0 is forked, only its server was asked. No report of the other servers would come.
-            if spec.server_of(rank) != spec.server_of(0):
+            if spec.servers[rank] != spec.servers[0]:
                 get_running_loop().call_soon(self._reports.report, RankExited(spec.world, rank, exited(-SIGKILL)))
 
     def kill_servers(self, numbers: Collection[int]) -> None:
@@ -104,11 +104,11 @@ class ServerGroup:
         if starting is None:
             return  # The world has been killed meanwhile.
         spec = starting.spec
-        mine = (rank for rank in range(spec.ranks) if spec.server_of(rank) == server)
+        mine = (rank for rank, number in enumerate(spec.servers) if number == server)
         starting.pids.update(zip(mine, message.pids, strict=True))
         if starting.is_first:
             starting.is_first = False
-            for other in sorted((spec.server_numbers - {server}) & self._servers.keys()):
+            for other in sorted(self._servers.keys() & set(spec.servers) - {server}):
                 self._start_in(starting, other, message.port)
         if len(starting.pids) == spec.ranks:
             del self._starting[message.world]

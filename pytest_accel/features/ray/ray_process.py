@@ -110,13 +110,11 @@ async def _serve(connection: socket.socket, address: str, rootdir: str) -> None:
         places = Places(send, rootdir, can_scale=can_scale)
         send(Connected(tuple(places.nodes.values()), can_scale))
         step("is connected; the cluster has %d machines", len(places.nodes))
-        try:
-            while True:
-                places.handle(await read_message(reader, ToHelper))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            step("ends: the controller has closed the connection")
-            await places.close()
-            ray.shutdown()
+        while (message := await read_message(reader, ToHelper)) is not None:
+            places.handle(message)
+        step("ends: the controller has closed the connection")
+        await places.close()
+        ray.shutdown()
     except PlaceError as error:
         step("ends: %s", error)
         send(HelperFailed(str(error)))

@@ -66,7 +66,7 @@ class _Trace:
             tests = [test for test in session.tests if test.world is start]
             phases = [(test, phase.when, one) for test in tests for phase in test.phases for one in phase.ranks]
             for rank, place in enumerate(start.places):
-                host = session.machines.get(place.machine, session.host)
+                host = place.machine or session.host
                 pid = "" if ready is None else f" (pid {ready.pids[rank]})"
                 thread = self._thread(process, f"world {start.world} rank {rank} on {host}{pid}")
                 self._slice(

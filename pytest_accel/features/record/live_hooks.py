@@ -169,12 +169,12 @@ def _look(pool: Pool) -> _PoolState:
     ]
     worlds = [one for one in pool.worlds.values() if one.state in (WorldState.STARTING, WorldState.IN_USE)]
     used = {
-        (world.spec.machine_of(rank), device.id)
+        (world.spec.machines[rank], device.id)
         for world in worlds
         for rank in range(world.spec.ranks)
         for device in world.spec.devices_of(rank)
     }
-    of_tests = {one.request.demand.holder.test: one.spec.world for one in worlds if one.request and one.spec.ranks}
+    of_tests = {one.request.demand.holder.test: one.spec.world for one in worlds if one.spec.ranks}
     in_use = f"{len(used)} of {count_text(len(pool.devices), 'device')} in use" if pool.devices else ""
     return _PoolState(waiting, of_tests, in_use)
 

@@ -26,7 +26,7 @@ SCHEMA = 1
 class RankPlace(Struct, frozen=True):
     """Machine, ids of devices, and fraction of each device of one rank."""
 
-    machine: int = 0
+    machine: str = ""
     devices: tuple[str, ...] = ()
     share: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
@@ -57,7 +57,7 @@ class Event(Struct, frozen=True):
 
     # Machines and devices
     slots: int = 0
-    machine: int = 0
+    machine: str = ""
     name: str = ""
     device: str = ""
     kind: str | None = None

@@ -127,8 +127,6 @@ class Session:
     finished: Event | None = None
     """The last event; None if the session was killed."""
     collected: Event | None = None
-    machines: dict[int, str] = field(default_factory=dict)
-    """The names of its machines by number."""
     devices: dict[Lane, Event] = field(default_factory=dict)
     worlds: dict[int, Event] = field(default_factory=dict)
     """The start of each world."""
@@ -142,9 +140,9 @@ class Session:
         """The name of the controller's machine."""
         return self.started.host
 
-    def device(self, machine: int, device: str, kind: str | None = None) -> Lane:
+    def device(self, machine: str, device: str, kind: str | None = None) -> Lane:
         """Return the lane of a device. Its `kind`, if not given, is that with which it was found."""
-        host = self.machines.get(machine, self.host)
+        host = machine or self.host
         known = (lane for lane in self.devices if (lane.host, lane.name) == (host, device))
         return next(known, Lane(host, kind or "device", device))
 
@@ -171,8 +169,6 @@ def _session(record: Sequence[Event]) -> Session:
     for event in record:
         world = session.worlds.get(event.world)
         match event.event:
-            case "MachineFound":
-                session.machines[event.machine] = event.name
             case "DeviceFound":
                 session.devices[session.device(event.machine, event.device, event.kind)] = event
             case "WorldRequested":
