@@ -77,8 +77,8 @@ class _Agent:
         """The last fork server."""
         self._spec: SessionSpec | None = None
         """The session's data for the last fork server, with the folder that it uses."""
-        self._end: End | None = None
-        """The driver's last message."""
+        self._status = DRIVER_LOST
+        """The exit status."""
         self._leases: Leases | None = None
         """The leases of this machine's devices."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +92,7 @@ class _Agent:
             step("the connection to the driver has ended%s", "" if why is None else f": {why}")
             if why is not None:
                 print(f"accel: the connection to the driver has ended: {why}", file=sys.stderr, flush=True)
-            return DRIVER_LOST if self._end is None else self._end.status
+            return self._status
         finally:
             self._close()
 
@@ -169,7 +169,7 @@ class _Agent:
 
     def _obey(self, message: KillServer | End) -> None:
         if isinstance(message, End):
-            self._end = message
+            self._status = message.status
             step("the driver ends with status %d", message.status)
             # The driver's exit ends the connection. A launcher terminates all processes if another one exits first.
             self._loop.call_later(EXIT_TIMEOUT, self._finish)

@@ -19,11 +19,12 @@ from pytest_accel.settings.options import Settings
 
 
 class Hello(Struct, frozen=True):
-    """The greeting of a launched process, its first message to rank 0."""
+    """The greeting of a launched process, or of the agent of a cluster's node: its first message to the driver."""
 
     rank: int
+    """Its rank; for a cluster's node, the number of the machine in the session."""
     pid: int
-    facts: Mapping[str, str]
+    facts: Mapping[str, str] = {}
     """The facts that must be the same in all processes, by their names for the user."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
@@ -41,8 +42,6 @@ class End(Struct, frozen=True, tag=True):
     """Exit with `status` once the driver has exited. An agent closes the connection when it has received this."""
 
     status: int
-    driver: int
-    """The driver's process id."""
 
 
 # The first messages of connections to an agent; `RankTarget` and `Inspection` are in `messages/connect.py`

@@ -20,12 +20,10 @@ from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import MARKED, SESSION
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.core.units import count_text
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter, RankMachine, missing_place
+from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter
 from pytest_accel.features.launchers.rendezvous import (
     Address,
     RendezvousError,
@@ -75,9 +73,8 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         else:
             found = rendezvous.gather(process)
             session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
-            session.others = {
-                rank: WaitingProcess(connection, session.process_lost) for rank, (connection, _) in found.items()
-            }
+            for rank, (connection, _) in found.items():
+                session.others[rank] = WaitingProcess(connection, session.process_lost)
     except RendezvousError as error:
         step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
@@ -101,11 +98,11 @@ def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> Launch
     session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
     for rank, (agent, other) in found.items():
         machine = session.machine_of(other)
-        name = session.layout.machines[machine].name
-        client = AgentClient(link, agent, name, session.process_lost, cores=session.cores_of(machine))
-        session.others[rank] = client
+        name, cores = session.machines[machine].name, session.cores_of(machine)
+        client = session.others[rank] = AgentClient(link, agent, name, cores=cores)
         if machine:
             session.clients.setdefault(machine, client)
+    link.on_lost = session.process_lost
     return session
 
 
@@ -131,30 +128,15 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     return None
 
 
-class LaunchedSession:
-    """The launched processes and their machines, as rank 0 sees them. Exists in rank 0 only, whose plugin it is."""
+class LaunchedSession(Layout):
+    """The launched processes, with the connections to them. Exists in rank 0 only, whose plugin it is."""
 
     def __init__(self, process: LauncherEnv, hellos: Sequence[Hello]) -> None:
-        """`hellos` has the greetings of all processes, this one's first."""
-        self.process = process
-        self.hellos = hellos
+        super().__init__(process, hellos)
         self.others: dict[int, WaitingProcess | AgentClient] = {}
         """The other processes, by rank."""
         self.clients: dict[int, AgentClient] = {}
         """The agents that start ranks, by the number of the machine."""
-        self._groups: dict[str, list[Hello]] = {}
-        """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
-        for hello in hellos:
-            self._groups.setdefault(hello.machine, []).append(hello)
-        machines = []
-        firsts = [group[0] for group in self._groups.values()]
-        hosts = [hello.host for hello in firsts]
-        own_address = firsts[-1].driver_address
-        for hello in firsts:
-            address = hello.address or own_address
-            name = hello.host if hosts.count(hello.host) == 1 else f"{hello.host} ({address})"
-            machines.append(RankMachine(name, address))
-        self.layout = Layout(tuple(machines), process.size // len(machines))
         self._session: pytest.Session | None = None
         self._strict = False
         self._ran_once: set[str] = set()
@@ -163,27 +145,9 @@ class LaunchedSession:
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
 
-    def machine_of(self, hello: Hello) -> int:
-        """Return the number of the machine of a process."""
-        return list(self._groups).index(hello.machine)
-
-    def cores_of(self, machine: int) -> tuple[int, ...]:
-        """Return the CPU cores that the processes of a machine may use together."""
-        group = list(self._groups.values())[machine]
-        return tuple(sorted({core for hello in group for core in hello.cores}))
-
-    @property
-    def capacity(self) -> int:
-        """The maximum number of ranks of a world."""
-        return self.layout.capacity
-
-    def missing(self, key: WorldKey, resources: Resources) -> str | None:
-        """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
-        return missing_place(key, self.layout, self.process.launcher, resources)
-
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter | None:
         """Return the starter of ranks on several machines; on one machine, `here` starts them."""
-        return MachinesStarter(spec, here, self.layout, self.clients, reports) if self.clients else None
+        return MachinesStarter(spec, here, self, self.clients, reports) if self.clients else None
 
     @property
     def loss(self) -> str | None:
@@ -194,24 +158,13 @@ class LaunchedSession:
             other, machine = self.others.get(hello.rank), self.machine_of(hello)
             if other is None or not other.lost:
                 continue
-            name = self.layout.machines[machine].name
+            name = self.machines[machine].name
             if other.machine_loss is not None:
-                ranks = ranks_text([one.rank for one in self._groups[hello.machine]])
+                ranks = ranks_text([one.rank for one in self.groups[machine]])
                 lost[f"the machine {name} with {ranks}: {other.machine_loss}"] = None
             else:
                 lost[f"rank {hello.rank} (pid {hello.pid}{f' on {name}' if machine else ''})"] = None
         return f"{self.process.launcher} has lost {', '.join(lost)}" if lost else None
-
-    @property
-    def about(self) -> str:
-        """A short description of the launched processes."""
-        if len(self.layout.machines) == 1:
-            return self.process.about
-        where = ", ".join(
-            f"{machine.name} ({ranks_text([hello.rank for hello in group])})"
-            for machine, group in zip(self.layout.machines, self._groups.values(), strict=True)
-        )
-        return f"{self.process.about} on {len(self.layout.machines)} machines: {where}"
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""

@@ -9,9 +9,12 @@ from itertools import repeat
 from typing import Generic, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.launcher_env import LauncherEnv
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, missing_devices
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
@@ -32,48 +35,72 @@ class RankMachine:
     """The address at which other machines reach it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The machines of the processes that a launcher has started, the driver's first."""
+    """The processes that a launcher has started, and their machines."""
 
-    machines: tuple[RankMachine, ...]
-    ranks: int
-    """The maximum number of ranks of a world on each machine."""
+    def __init__(self, process: LauncherEnv, hellos: Sequence[Hello]) -> None:
+        """`process` is rank 0; `hellos` has the greetings of all processes, rank 0's first."""
+        self.process = process
+        self.hellos = hellos
+        self.capacity = process.size
+        """The maximum number of ranks of a world."""
+        groups: dict[str, list[Hello]] = {}
+        for hello in hellos:
+            groups.setdefault(hello.machine, []).append(hello)
+        self.groups = tuple(groups.values())
+        """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
+        hosts = [group[0].host for group in self.groups]
+        addresses = [group[0].address or self.groups[-1][0].driver_address for group in self.groups]
+        self.machines = tuple(
+            RankMachine(host if hosts.count(host) == 1 else f"{host} ({address})", address)
+            for host, address in zip(hosts, addresses, strict=True)
+        )
 
     @property
-    def capacity(self) -> int:
-        """The maximum number of ranks of a world."""
-        return self.ranks * len(self.machines)
+    def about(self) -> str:
+        """A short description of the launched processes."""
+        if len(self.machines) == 1:
+            return self.process.about
+        where = ", ".join(
+            f"{machine.name} ({ranks_text([hello.rank for hello in group])})"
+            for machine, group in zip(self.machines, self.groups, strict=True)
+        )
+        return f"{self.process.about} on {len(self.machines)} machines: {where}"
+
+    def machine_of(self, hello: Hello) -> int:
+        """Return the number of the machine of a process."""
+        return next(number for number, group in enumerate(self.groups) if hello in group)
+
+    def cores_of(self, machine: int) -> tuple[int, ...]:
+        """Return the CPU cores that the processes of a machine may use together."""
+        return tuple(sorted({core for hello in self.groups[machine] for core in hello.cores}))
 
     def machines_of(self, ranks: int, machines: int) -> list[int]:
-        """Return the machine of each rank of a world for which there are enough machines (:func:`missing_place`).
+        """Return the machine of each rank of a world for which there are enough machines (:meth:`missing`).
 
         The world is on as few machines as possible, but at least `machines`, beginning with the driver's. Ranks are
         distributed evenly over the machines, and the ranks of one machine have consecutive numbers.
         """
-        count = max(machines, -(-ranks // self.ranks))
+        count = max(machines, -(-ranks // len(self.groups[0])))
         each, rest = divmod(ranks, count)
         return [machine for machine in range(count) for _ in range(each + (machine < rest))]
 
-
-def missing_place(key: WorldKey, layout: Layout, launcher: str, resources: Resources) -> str | None:
-    """Return why the processes of `launcher` can never run a group of ranks of `key`, or None if they can.
-
-    `layout` has their machines.
-    """
-    if key.ranks > layout.capacity:
-        return f"needs {key.ranks} ranks; {launcher} has started {layout.capacity}"
-    if key.machines > len(layout.machines):
-        return f"needs {key.machines} machines; {launcher} has started ranks on {len(layout.machines)}"
-    if key.launcher is not None:
-        return f"its ranks are started by {key.launcher}, which a session under {launcher} does not do"
-    machines = layout.machines_of(key.ranks, key.machines)
-    if key.need is None or not any(machines):
-        return missing_devices(key, resources)
-    # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
-    # refuses their lease.
-    missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
-    return None if missing is None else f"{missing} (on {layout.machines[0].name})"
+    def missing(self, key: WorldKey, resources: Resources) -> str | None:
+        """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
+        launcher = self.process.launcher
+        if key.ranks > self.capacity:
+            return f"needs {key.ranks} ranks; {launcher} has started {self.capacity}"
+        if key.machines > len(self.machines):
+            return f"needs {key.machines} machines; {launcher} has started ranks on {len(self.machines)}"
+        if key.launcher is not None:
+            return f"its ranks are started by {key.launcher}, which a session under {launcher} does not do"
+        machines = self.machines_of(key.ranks, key.machines)
+        if key.need is None or not any(machines):
+            return missing_devices(key, resources)
+        # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
+        # refuses their lease.
+        missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
+        return None if missing is None else f"{missing} (on {self.machines[0].name})"
 
 
 @dataclass(eq=False)
@@ -108,13 +135,13 @@ class StarterOnMachines(ABC, Generic[Own]):
         clients: Mapping[int, AgentClient],
         reports: StarterReports,
     ) -> None:
-        """`here` has the leases of this machine, the first of `machines`. Both lists may grow.
+        """`here` has the leases of this machine, the first of `machines`.
 
         `clients` has those of the agents that start ranks, by the number of the machine.
         """
         self._here = here
-        self._machines = machines
-        self._clients = clients
+        self._machines = list(machines)
+        self._clients = dict(clients)
         self._reports = reports
         self._servers = ServerGroup(spec, reports, self._server_ended)
         self._taken: list[Own] = []

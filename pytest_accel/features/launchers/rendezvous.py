@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import queue
-import select
 import signal
 import socket
 import sys
@@ -28,9 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from msgspec import structs
 
-from pytest_accel.core import log, processes, threads
+from pytest_accel.core import log, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
@@ -51,10 +49,6 @@ _SHORTEST = 16
 """Minimum number of characters: an attacker who reads the network can check guesses."""
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
-_LONGEST = 1 << 24
-"""Maximum size of a greeting, in bytes; command lines may be long."""
-_GREETING_TIMEOUT = 5
-"""Seconds that a process of this user may take to send its greeting, while the others wait."""
 _PORTS = range(20_000, 30_000)
 """Rank 0 listens at a port of this range if torchrun's store listens at ``MASTER_PORT``.
 
@@ -190,15 +184,8 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     path = rendezvous_path(process)
-    try:
-        unix_sockets.connect(path).close()
-    except OSError:
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # The socket of a process that was killed.
-    else:
-        raise RendezvousError(
-            f"another session under {process.launcher} with the job {'/'.join(process.job)} is starting"
-        )
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # The socket of a process that was killed.
     with unix_sockets.listen(path, process.size) as listener:
         try:
             step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
@@ -210,24 +197,16 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
 def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[Connection, Greeting] | None:
     """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
 
-    Return None if no process has connected within `timeout` seconds, or if it has sent something else.
+    Return None if no process has connected within `timeout` seconds, or if it has ended.
     """
     if not unix_sockets.is_readable(listener.fileno(), timeout):
         return None
-    listener.setblocking(False)  # The process may have closed its connection meanwhile.
+    connection = Connection(unix_sockets.accept(listener).detach())
     try:
-        call = unix_sockets.accept(listener)
-    except OSError:
+        return connection, decode(connection.recv_bytes(), form)
+    except (EOFError, OSError):
+        connection.close()
         return None
-    connection = Connection(call.detach())
-    with unix_sockets.socket_of(connection) as end:
-        try:
-            unix_sockets.limit_reads(end, _GREETING_TIMEOUT)
-            greeting: Greeting = decode(connection.recv_bytes(_LONGEST), form)
-            unix_sockets.limit_reads(end, 0)
-        except (EOFError, OSError, ValueError):
-            return None
-    return connection, greeting
 
 
 def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connection:
@@ -280,7 +259,7 @@ class WaitingProcess:
     def end(self, status: int) -> None:
         """Have the process exit with `status`."""
         with suppress(OSError):  # It has ended.
-            self._connection.send_bytes(encode(End(status, os.getpid())))
+            self._connection.send_bytes(encode(End(status)))
 
 
 def wait_for_end(driver: Connection) -> int:
@@ -293,11 +272,9 @@ def wait_for_end(driver: Connection) -> int:
         step("the connection to the driver has ended")
         return DRIVER_LOST
     step("the driver ends with status %d", end.status)
-    # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its connection
-    # ends before the launcher can see its exit status.
-    if (exit := processes.end_of(end.driver)) is not None:
-        select.select([exit], [], [], EXIT_TIMEOUT)
-        os.close(exit)
+    # The driver exits first, which ends the connection: a launcher that sees another exit status than 0 terminates all
+    # processes.
+    unix_sockets.is_readable(driver.fileno(), EXIT_TIMEOUT)
     return end.status
 
 
@@ -313,16 +290,15 @@ def gather_machines(
     """
     from pytest_accel.features.launchers.machine_link import DriverLink
 
-    calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[tuple[str, Hello]] = queue.SimpleQueue()
     try:
         link = DriverLink(where.key, where.port, lambda *call: calls.put(call))
     except OSError as error:
         raise RendezvousError(f"rank 0 cannot listen at port {where.port}: {error}; use another MASTER_PORT") from None
 
     def accept(seconds: float) -> tuple[str, Hello] | None:
-        with suppress(queue.Empty, ValueError):
-            agent, greeting = calls.get(timeout=seconds)
-            return agent, decode(greeting, Hello)
+        with suppress(queue.Empty):
+            return calls.get(timeout=seconds)
         return None
 
     try:
@@ -341,20 +317,11 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    from pytest_accel.features.launchers.machine_link import WrongSecret, call  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
 
     step("looks for rank 0 at %s, port %d", where.host, where.port)
-
-    def hello(address: str, driver_address: str) -> Hello:
-        return structs.replace(own, address=address, driver_address=driver_address)
-
     try:
-        return call([where.host], where.port, where.key, hello, "rank 0", timeout)
-    except WrongSecret:
-        raise RendezvousError(
-            f"the process that listens for rank 0 at {where.host}, port {where.port}, has another secret "
-            f"({SECRET_VARIABLE}) than rank {process.rank} on {own.host}, or belongs to another job"
-        ) from None
+        return call([where.host], where.port, where.key, own, "rank 0", timeout)
     except ConnectionError as error:
         raise _unreachable(process, own, f"{where.host}, port {where.port}", timeout, str(error)) from None
 

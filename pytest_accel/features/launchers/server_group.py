@@ -26,9 +26,7 @@ class _Starting:
     spec: WorldSpec
     descriptors: Callable[[], Sequence[int]]
     pids: dict[int, int] = field(default_factory=dict)
-    """Process id by rank."""
-    is_first: bool = True
-    """True until rank 0, which serves the world's store, is forked. The other servers need the store's port first."""
+    """Process id by rank. First comes rank 0, which serves the world's store: the other servers need its port."""
 
 
 class ServerGroup:
@@ -72,7 +70,7 @@ class ServerGroup:
         for number in spec.server_numbers & self._servers.keys():
             self._servers[number].kill(spec.world)
         starting = self._starting.pop(spec.world, None)
-        for rank in range(spec.ranks if starting is not None and starting.is_first else 0):
+        for rank in range(spec.ranks if starting is not None and not starting.pids else 0):
             # Until rank 0 is forked, only its server was asked. No report of the other servers would come.
             if spec.server_of(rank) != spec.server_of(0):
                 get_running_loop().call_soon(self._reports.report, RankExited(spec.world, rank, exited(-SIGKILL)))
@@ -104,12 +102,11 @@ class ServerGroup:
         if starting is None:
             return  # The world has been killed meanwhile.
         spec = starting.spec
-        mine = (rank for rank in range(spec.ranks) if spec.server_of(rank) == server)
-        starting.pids.update(zip(mine, message.pids, strict=True))
-        if starting.is_first:
-            starting.is_first = False
+        if not starting.pids:
             for other in sorted((spec.server_numbers - {server}) & self._servers.keys()):
                 self._start_in(starting, other, message.port)
+        mine = (rank for rank in range(spec.ranks) if spec.server_of(rank) == server)
+        starting.pids.update(zip(mine, message.pids, strict=True))
         if len(starting.pids) == spec.ranks:
             del self._starting[message.world]
             pids = tuple(starting.pids[rank] for rank in range(spec.ranks))

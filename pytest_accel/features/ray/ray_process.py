@@ -45,7 +45,6 @@ from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     AgentStarted,
     Connected,
-    HelperFailed,
     Invitation,
     PlaceFailed,
     PlaceReserved,
@@ -119,7 +118,7 @@ async def _serve(connection: socket.socket, address: str, rootdir: str) -> None:
             ray.shutdown()
     except PlaceError as error:
         step("ends: %s", error)
-        send(HelperFailed(str(error)))
+        send(Connected(error=str(error)))
     except Exception:
         print_exc()  # The controller shows the end of the output when the connection ends.
     writer.close()
