@@ -315,7 +315,6 @@ class Worlds(dict[int, PooledWorld]):
         world.become(WorldState.KILLED)
         self.note(world, "WorldGone")
         world.inspector.remove_files()
-        world.starter.forget(world.spec)
         if (taken := world.drop()) is not None:
             world.starter.leases.give_back(taken, killed=killed and world.spec.ranks > 0)
 

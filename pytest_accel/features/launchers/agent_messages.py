@@ -19,7 +19,10 @@ from pytest_accel.settings.options import Settings
 
 
 class Hello(Struct, frozen=True):
-    """The greeting of a launched process, or of the agent of a cluster's node: its first message to the driver."""
+    """The greeting of a launched process, or of the agent of a cluster's node: its first message to the driver.
+
+    A process of an MPI job gets a file with the `Serve` for its fork server as the answer.
+    """
 
     rank: int
     """Its rank; for a cluster's node, the number of the machine in the session."""
@@ -29,9 +32,7 @@ class Hello(Struct, frozen=True):
     cores: tuple[int, ...] = ()
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""
-    """The machine's host name."""
-    machine: str = ""
-    """The result of `machine_identity`; empty on one machine."""
+    """The host name, by which machines are told apart."""
     address: str = ""
     """The address of this machine in its connection to rank 0."""
     driver_address: str = ""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from pytest_accel.core import log
 from pytest_accel.core.kinds import KINDS
@@ -67,7 +66,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         for name in of_a_rank(os.environ):
             del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
         if where is not None:
-            session = _enter_several(process, structs.replace(hello, machine=rendezvous.machine_identity()), where)
+            session = _enter_several(process, hello, where)
         elif process.rank != 0:
             raise SystemExit(wait_for_end(rendezvous.join(process, hello)))
         else:
@@ -112,14 +111,14 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     The first of `hellos` is rank 0's. The masks of machines may differ, as their devices do.
     """
     first = hellos[0]
-    counts = Counter(hello.machine for hello in hellos)
+    counts = Counter(hello.host for hello in hellos)
     if len(set(counts.values())) > 1:
         there = ", ".join(map(str, counts.values()))
         return f"{launcher} has started different numbers of processes on the machines ({there}): start as many on each"
     for other in hellos[1:]:
         for what, own in first.facts.items():
             found = other.facts.get(what)
-            if found != own and not (what == _DEVICES and first.machine != other.machine):
+            if found != own and not (what == _DEVICES and first.host != other.host):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {own}, rank "
                     f"{other.rank} has {found}; start all with the same, or use --accel-launcher off, with which each "
@@ -141,7 +140,6 @@ class LaunchedSession(Layout):
         self._strict = False
         self._ran_once: set[str] = set()
         """The node ids of the tests without a mark that this process has run."""
-        self._ended = False
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
 
@@ -168,7 +166,6 @@ class LaunchedSession(Layout):
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""
-        self._ended = True
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in self.others.values():
@@ -177,7 +174,7 @@ class LaunchedSession(Layout):
     def process_lost(self) -> None:
         """Note the loss of another process. Called in any thread."""
         self._loss.set()
-        if not self._ended and self._session is not None and self.loss is not None:
+        if self._session is not None and self.loss is not None:
             self._session.shouldfail = self.loss
 
     def _on_sigterm(self, number: int, frame: object) -> None:

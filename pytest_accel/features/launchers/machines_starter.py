@@ -46,15 +46,11 @@ class Layout:
         """The maximum number of ranks of a world."""
         groups: dict[str, list[Hello]] = {}
         for hello in hellos:
-            groups.setdefault(hello.machine, []).append(hello)
+            groups.setdefault(hello.host, []).append(hello)
         self.groups = tuple(groups.values())
         """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
-        hosts = [group[0].host for group in self.groups]
-        addresses = [group[0].address or self.groups[-1][0].driver_address for group in self.groups]
-        self.machines = tuple(
-            RankMachine(host if hosts.count(host) == 1 else f"{host} ({address})", address)
-            for host, address in zip(hosts, addresses, strict=True)
-        )
+        own_address = self.groups[-1][0].driver_address
+        self.machines = tuple(RankMachine(host, group[0].address or own_address) for host, group in groups.items())
 
     @property
     def about(self) -> str:
@@ -124,7 +120,7 @@ class MachinesTaken:
 Own = TypeVar("Own", bound=MachinesTaken)
 
 
-class StarterOnMachines(ABC, Generic[Own]):
+class StarterOnMachines(ServerGroup, ABC, Generic[Own]):
     """The base of starters whose ranks are on several machines."""
 
     def __init__(
@@ -139,11 +135,11 @@ class StarterOnMachines(ABC, Generic[Own]):
 
         `clients` has those of the agents that start ranks, by the number of the machine.
         """
+        super().__init__(spec, reports.report, self._server_ended)
+        self._reports = reports
         self._here = here
         self._machines = list(machines)
         self._clients = dict(clients)
-        self._reports = reports
-        self._servers = ServerGroup(spec, reports, self._server_ended)
         self._taken: list[Own] = []
         self._leasing: dict[int, str] = {}
         """The devices, in words, for which each demand waits on another machine; by the demand's `id`."""
@@ -157,7 +153,7 @@ class StarterOnMachines(ABC, Generic[Own]):
         return tuple(machine.name for machine in self._machines)
 
     def warm(self) -> None:
-        self._servers.run(self._spawns)
+        self.run(self._spawns)
 
     @property
     def _spawns(self) -> Mapping[int, Spawn]:
@@ -238,20 +234,8 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def start(self, spec: WorldSpec, taken: Own) -> None:
         spawns = self._spawns
-        self._servers.run({number: spawns[number] for number in sorted(spec.server_numbers)})
-        self._servers.start(spec, lambda: taken.here.descriptors if taken.here is not None else ())
-
-    def kill(self, spec: WorldSpec) -> None:
-        self._servers.kill(spec)
-
-    def kill_servers(self, spec: WorldSpec) -> None:
-        self._servers.kill_servers(spec.server_numbers)
-
-    def forget(self, spec: WorldSpec) -> None:
-        pass
-
-    async def stop(self) -> bool:
-        return await self._servers.stop()
+        self.run({number: spawns[number] for number in sorted(spec.server_numbers)})
+        self.start_ranks(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None

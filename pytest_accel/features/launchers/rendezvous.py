@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -61,7 +60,6 @@ DRIVER_LOST = 1
 EXIT_TIMEOUT = 30.0
 """Seconds that a driver may take to exit after it has sent `End`."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
-Greeting = TypeVar("Greeting")
 Caller = TypeVar("Caller")
 
 
@@ -117,19 +115,6 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     return Address(host, _PORTS[number % len(_PORTS)] if has_store else int(port), key)
 
 
-def machine_identity() -> str:
-    """Return a text that identifies this machine or container.
-
-    Processes with the same identity see the same file systems, process ids and network (namespaces(7)). Addresses and
-    host names do not tell: they may be equal on different machines.
-    """
-    found = [platform.node()]
-    with suppress(OSError):
-        found = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()]
-        found += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid")]
-    return " ".join(found)
-
-
 def _gather(
     process: LauncherEnv, accept: Callable[[float], tuple[Caller, Hello] | None], timeout: float
 ) -> dict[int, tuple[Caller, Hello]]:
@@ -153,7 +138,7 @@ def _gather(
         found[hello.rank] = met  # A process whose first call took too long calls again.
         left = [rank for rank in absent if rank != hello.rank]
         more = f"; still waits for {ranks_text(left)}" if left else ""
-        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.machine else "of this machine", more)
+        step("rank %d on %s has connected%s", hello.rank, hello.host, more)
     return dict(sorted(found.items()))
 
 
@@ -189,13 +174,13 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
     with unix_sockets.listen(path, process.size) as listener:
         try:
             step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
-            return _gather(process, partial(accept, listener, Hello), timeout)
+            return _gather(process, partial(accept, listener), timeout)
         finally:
             os.unlink(path)
 
 
-def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[Connection, Greeting] | None:
-    """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
+def accept(listener: socket.socket, timeout: float) -> tuple[Connection, Hello] | None:
+    """Wait for a process of this user, and return its connection and its greeting.
 
     Return None if no process has connected within `timeout` seconds, or if it has ended.
     """
@@ -203,7 +188,7 @@ def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tup
         return None
     connection = Connection(unix_sockets.accept(listener).detach())
     try:
-        return connection, decode(connection.recv_bytes(), form)
+        return connection, decode(connection.recv_bytes(), Hello)
     except (EOFError, OSError):
         connection.close()
         return None

@@ -183,7 +183,7 @@ def test_a_difference_between_processes_names_both_values(other: dict[str, str],
 
 
 def test_machines_may_have_different_devices_but_not_different_numbers_of_processes() -> None:
-    there = hello(1, facts={**hello(0).facts, "visible devices": "A=1"}, machine="there")
+    there = hello(1, facts={**hello(0).facts, "visible devices": "A=1"}, host="there")
     assert find_difference("srun", [hello(0), there]) is None
     text = "srun has started different numbers of processes on the machines (2, 1): start as many on each"
     assert find_difference("srun", [hello(0), hello(2), there]) == text

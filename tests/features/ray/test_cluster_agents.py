@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +32,8 @@ def test_only_one_agent_with_the_key_is_admitted_for_each_machine_and_its_loss_i
         ours, theirs = unix_sockets.pair()
         helper = Connection(theirs.detach())
         cluster = SimpleNamespace(settings=Settings(), connection=Connection(ours.detach()))
-        starter = ClusterStarter(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, cluster))
+        unused = cast(Any, Mock())
+        starter = ClusterStarter(unused, unused, unused, cast(Any, cluster))
         helper.send_bytes(encode(AgentStarted("node-1", "127.0.0.1")))
         invitation = replace(decode(helper.recv_bytes(), ToHelper), machine=1)
         with pytest.raises(ConnectionError, match="it has another secret"):
