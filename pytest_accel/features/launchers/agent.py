@@ -55,13 +55,7 @@ from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings, machine_for
 
 
-def serve_driver(link: AgentLink) -> int:
-    """Serve the driver until it exits; return the exit status for this process."""
-    ignore_interrupts()
-    return _Agent(link).run()
-
-
-class _Agent:
+class Agent:
     """The agent's state: its current fork server, the server's folder, the leases, and the exit status.
 
     All runs in the loop of the link, except the inspector and the wait for the fork server, which take long.
@@ -85,7 +79,8 @@ class _Agent:
         link.serve(self._open_target, self._finish)
 
     def run(self) -> int:
-        """Serve the driver until it exits; return the exit status."""
+        """Serve the driver until it exits; return the exit status for this process."""
+        ignore_interrupts()
         step("serves the driver")
         try:
             why = self._loop.run_until_complete(self._over)

@@ -89,10 +89,10 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 
 def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> LaunchedSession:
     """Do what :func:`enter` does, in a session on several machines."""
-    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.agent import Agent  # Imported here, since it needs pyzmq.
 
     if process.rank != 0:
-        raise SystemExit(serve_driver(rendezvous.join_machines(process, hello, where)))
+        raise SystemExit(Agent(rendezvous.join_machines(process, hello, where)).run())
     found, link = rendezvous.gather_machines(process, where)
     session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
     for rank, (agent, other) in found.items():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Generic, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
@@ -16,7 +15,6 @@ from pytest_accel.driver.item_plan import Resources, missing_devices
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.server_group import ServerGroup
-from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease
@@ -152,13 +150,6 @@ class StarterOnMachines(ServerGroup, ABC, Generic[Own]):
     def machines(self) -> tuple[str, ...]:
         return tuple(machine.name for machine in self._machines)
 
-    def warm(self) -> None:
-        self.run(self._spawns)
-
-    @property
-    def _spawns(self) -> Mapping[int, Spawn]:
-        return {0: self._here.spawn, **{number: client.spawn for number, client in self._clients.items()}}
-
     def _order(self, machine: int) -> tuple[str, str]:
         """Return a key that sorts machines in the same way in all sessions, whichever machine has the driver."""
         return self._machines[machine].name, self._machines[machine].address
@@ -197,10 +188,8 @@ class StarterOnMachines(ServerGroup, ABC, Generic[Own]):
 
     def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
         if taken.here is not None:
-            machines = taken.machines or repeat(0)
-            self._here.leases.describe(
-                taken.here, test, [pid for machine, pid in zip(machines, pids, strict=False) if not machine]
-            )
+            own = pids[: taken.machines.count(0)] if taken.machines else pids  # Ranks of this machine come first.
+            self._here.leases.describe(taken.here, test, own)
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         self._taken.remove(taken)
@@ -213,6 +202,10 @@ class StarterOnMachines(ServerGroup, ABC, Generic[Own]):
             lease.close()
 
     # Starting and ending
+
+    def _run_servers(self, machines: Collection[int]) -> None:
+        """Start the fork servers of these machines that do not run. Raise OSError if that is not possible."""
+        self.run({one: self._clients[one].spawn if one else self._here.spawn for one in machines})
 
     def _on_machines(self, spec: WorldSpec, taken: Own, machines: Sequence[int]) -> WorldSpec:
         """Return `spec` with its ranks on `machines`."""
@@ -233,8 +226,7 @@ class StarterOnMachines(ServerGroup, ABC, Generic[Own]):
         )
 
     def start(self, spec: WorldSpec, taken: Own) -> None:
-        spawns = self._spawns
-        self.run({number: spawns[number] for number in sorted(spec.server_numbers)})
+        self._run_servers(spec.server_numbers)
         self.start_ranks(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
     def keeps(self, key: WorldKey) -> bool:
@@ -268,6 +260,9 @@ class MachinesStarter(StarterOnMachines[MachinesTaken]):
 
     def serves(self, key: WorldKey) -> bool:
         return True
+
+    def warm(self) -> None:
+        self._run_servers(range(len(self._machines)))
 
     async def take(self, demand: WorldDemand) -> MachinesTaken:
         key = demand.key

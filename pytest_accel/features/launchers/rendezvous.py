@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from pytest_accel.core import log, threads
+from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
@@ -287,10 +287,9 @@ def gather_machines(
         return None
 
     try:
-        if log.is_on():
-            interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
-            step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
-            step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
+        interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
+        step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
+        step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
         return _gather(process, accept, timeout), link
     except BaseException:
         link.close()

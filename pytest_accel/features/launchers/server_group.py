@@ -51,7 +51,7 @@ class ServerGroup:
 
     def run(self, spawns: Mapping[int, Spawn]) -> None:
         """Start each of these servers that does not run. Raise OSError if it cannot be started."""
-        for number, spawn in spawns.items():
+        for number, spawn in sorted(spawns.items()):
             if number not in self._servers:
                 spec, report = structs.replace(self._spec, server=number), partial(self._pass_on, number)
                 self._servers[number] = ForkServerClient(spec, spawn, report, self._ended)
@@ -67,10 +67,9 @@ class ServerGroup:
         self._start_in(starting, spec.server_of(0))
 
     def _start_in(self, starting: _Starting, server: int, port: int | None = None) -> None:
-        spec = starting.spec
         # The locks of another machine are not passed to its ranks.
-        here = any(not spec.is_remote(rank) for rank in range(spec.ranks) if spec.server_of(rank) == server)
-        self._servers[server].start(spec, starting.descriptors() if here else None, port)
+        is_here = not starting.spec.machines or server == 0
+        self._servers[server].start(starting.spec, starting.descriptors() if is_here else None, port)
 
     def kill(self, spec: WorldSpec) -> None:
         """Kill the ranks of a world; report as killed the ranks that no server was asked to start."""
@@ -88,11 +87,9 @@ class ServerGroup:
             self._servers[number].kill_server()
 
     async def stop(self) -> bool:
-        """Stop all servers, this process's server last; return False if some of their processes may live on."""
+        """Stop all servers; return False if some of their processes may live on."""
         servers, self._servers = self._servers, {}
-        own = servers.pop(0, None)
-        stopped = await gather(*(server.stop() for server in servers.values()))
-        return all(stopped) and (own is None or await own.stop())
+        return all(await gather(*(server.stop() for server in servers.values())))
 
     def _pass_on(self, server: int, message: ServerReport) -> None:
         if isinstance(message, WorldStarted) and not message.problem:

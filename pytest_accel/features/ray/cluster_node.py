@@ -20,7 +20,7 @@ from pytest_accel.core import log, processes
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
-from pytest_accel.features.launchers.agent import serve_driver
+from pytest_accel.features.launchers.agent import Agent
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machine_link import call
 from pytest_accel.features.launchers.rendezvous import SECRET_VARIABLE
@@ -72,7 +72,7 @@ def run(actor: int) -> None:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
         sys.exit(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}")
-    sys.exit(serve_driver(link))
+    sys.exit(Agent(link).run())
 
 
 _PACKAGES = ("pytest-accel", "pytest", "torch")

@@ -205,6 +205,9 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     def serves(self, key: WorldKey) -> bool:
         return key.in_cluster
 
+    def warm(self) -> None:
+        self._here.warm()  # The machines of the cluster are unknown until Ray has chosen them.
+
     def keeps(self, key: WorldKey) -> bool:
         return True
 
