@@ -32,8 +32,10 @@ def test_only_one_agent_with_the_key_is_admitted_for_each_machine_and_its_loss_i
         ours, theirs = unix_sockets.pair()
         helper = Connection(theirs.detach())
         cluster = SimpleNamespace(settings=Settings(), connection=Connection(ours.detach()))
-        unused = cast(Any, Mock())
-        starter = ClusterStarter(unused, unused, unused, cast(Any, cluster))
+        here, unused = cast(Any, Mock()), cast(Any, Mock())
+        starter = ClusterStarter(unused, here, unused, cast(Any, cluster))
+        starter.warm()
+        here.warm.assert_called_once_with()  # Other tests of pytest's machine use the same fork server.
         helper.send_bytes(encode(AgentStarted("node-1", "127.0.0.1")))
         invitation = replace(decode(helper.recv_bytes(), ToHelper), machine=1)
         with pytest.raises(ConnectionError, match="it has another secret"):
