@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core import log
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
@@ -41,6 +42,8 @@ _LOSS_TIMEOUT = 0.5
 The session must end before the launcher sends SIGKILL: Open MPI does so after 1 s (``odls_base_sigkill_timeout``),
 torchrun after 30 s.
 """
+_LOSS_POLL = 0.01
+"""Seconds between two looks for a loss."""
 
 
 def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) -> LaunchedSession:
@@ -140,8 +143,6 @@ class LaunchedSession(Layout):
         self._strict = False
         self._ran_once: set[str] = set()
         """The node ids of the tests without a mark that this process has run."""
-        self._loss = threading.Event()
-        """Set once the loss of another process has been noticed."""
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter | None:
         """Return the starter of ranks on several machines; on one machine, `here` starts them."""
@@ -172,15 +173,16 @@ class LaunchedSession(Layout):
             other.end(status)
 
     def process_lost(self) -> None:
-        """Note the loss of another process. Called in any thread."""
-        self._loss.set()
+        """End the session if another process was lost. Called in any thread."""
         if self._session is not None and self.loss is not None:
             self._session.shouldfail = self.loss
 
     def _on_sigterm(self, number: int, frame: object) -> None:
         """End the session with a message about the cause: if one process has ended, its launcher stops the others."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._loss.wait(_LOSS_TIMEOUT)
+        deadline = monotonic() + _LOSS_TIMEOUT
+        while self.loss is None and monotonic() < deadline:
+            time.sleep(_LOSS_POLL)
         pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
 
     # The plugin
@@ -207,8 +209,7 @@ class LaunchedSession(Layout):
         self._session = session
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
-        if self._loss.is_set():
-            self.process_lost()
+        self.process_lost()
 
     @pytest.hookimpl
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

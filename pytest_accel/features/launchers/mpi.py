@@ -157,8 +157,6 @@ class MpiJob:
                 call.close()
             self.cleaned_up = await self._servers.stop()
             await self._end_mpirun()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
         if failure is not None:
             self._reports.report(WorldStarted(self.world.world, problem=failure))
         for rank in range(self.world.ranks):  # The pool ignores this for ranks whose own exit was reported.

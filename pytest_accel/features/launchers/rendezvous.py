@@ -127,18 +127,17 @@ def _gather(
     found: dict[int, tuple[Caller, Hello]] = {}
     while absent := [rank for rank in range(1, process.size) if rank not in found]:
         met = accept(max(0.0, deadline - monotonic()))
-        if met is None and monotonic() >= deadline:
+        if met is not None:
+            hello = met[1]
+            found[hello.rank] = met  # A process whose first call took too long calls again.
+            left = [rank for rank in absent if rank != hello.rank]
+            more = f"; still waits for {ranks_text(left)}" if left else ""
+            step("rank %d on %s has connected%s", hello.rank, hello.host, more)
+        elif monotonic() >= deadline:
             raise RendezvousError(
                 f"{process.launcher} has started {process.size} processes, and {ranks_text(absent)} did not "
                 f"connect within {timeout:g} s: each process must run pytest with this plugin {_ALONE}"
             )
-        if met is None or not 0 < met[1].rank < process.size:
-            continue
-        hello = met[1]
-        found[hello.rank] = met  # A process whose first call took too long calls again.
-        left = [rank for rank in absent if rank != hello.rank]
-        more = f"; still waits for {ranks_text(left)}" if left else ""
-        step("rank %d on %s has connected%s", hello.rank, hello.host, more)
     return dict(sorted(found.items()))
 
 
