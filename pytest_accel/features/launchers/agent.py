@@ -250,11 +250,8 @@ class Agent:
             elif (missing := shortfall(message.need, leases.machine.of(demand.key.kind))) is not None:
                 raise PlaceError(missing)
             lease = await leases.take(demand, need=message.need, only=only)
-        except PlaceError as error:
-            _send(call, LeaseReply(error=str(error)))
-            return
-        except Exception:
-            _send(call, LeaseReply(error=format_exc()))
+        except Exception as error:
+            _send(call, LeaseReply(error=str(error) if isinstance(error, PlaceError) else format_exc()))
             return
         try:
             _send(call, LeaseReply(lease.devices))
