@@ -51,7 +51,8 @@ _POLL_INTERVAL = 0.02
 _END_TIMEOUT = 5.0
 """Seconds that ``mpirun`` may take to exit after its processes have."""
 _MOST_SERVERS = 1_000_000
-"""The fork servers of a job have the numbers from this, times the world's number, on. Those of machines are smaller."""
+"""Maximum number of fork servers of a job. Those of world 3 have the numbers from 3,000,000 on, and those of machines
+smaller numbers, even if more machines join."""
 
 
 class MpiStarter(LocalStarter):
