@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
-from pytest_accel.features.launchers.machines_starter import Layout, RankMachine, missing_place
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.machines_starter import Layout
 from pytest_accel.hardware.inventory import Machine, PretendedMachine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
-TWO_NODES = Layout((RankMachine("one", ""), RankMachine("two", "")), 2)
-
-
-class _Launched:
-    """Processes that torchrun has started."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.capacity = layout.capacity
-        self._layout = layout
-
-    def missing(self, key: WorldKey, resources: Resources) -> str | None:
-        return missing_place(key, self._layout, "torchrun", resources)
+TWO_NODES = Layout(
+    LauncherEnv("torchrun", 0, 4, 0, 2, ()),
+    [Hello(rank, 1, host=name) for rank, name in enumerate(("one", "one", "two", "two"))],
+)
 
 
 def resources(
@@ -44,7 +35,7 @@ def resources(
         machine,
         settings,
         lambda launcher: launcher_missing,
-        None if layout is None else cast(Any, _Launched(layout)),
+        layout,
         hypothetical,
     )
 

@@ -119,9 +119,6 @@ class Starter(Protocol[Own]):
     def kill_servers(self, spec: WorldSpec) -> None:
         """Kill the processes that should have reported the start or exits of ranks; reports of their ends follow."""
 
-    def forget(self, spec: WorldSpec) -> None:
-        """Note that all ranks of a world have ended, or could not be started."""
-
     async def stop(self) -> bool:
         """End all processes that this starter has started; return False if some may live on."""
 
@@ -178,9 +175,6 @@ class LocalStarter:
     def kill_servers(self, spec: WorldSpec) -> None:
         if self._server is not None:
             self._server.kill_server()
-
-    def forget(self, spec: WorldSpec) -> None:
-        pass
 
     async def stop(self) -> bool:
         """End the fork server and its ranks; return False if some processes may live on."""

@@ -274,7 +274,6 @@ class Worlds(dict[int, PooledWorld]):
         world.become(WorldState.KILLED)
         self.note(world, "WorldGone")
         world.inspector.remove_files()
-        world.starter.forget(world.spec)
         world.end_lease(killed=killed and world.spec.ranks > 0)
 
     def retire_idle(self) -> None:

@@ -17,6 +17,5 @@ For the pool, several machines have one starter (`machines_starter`), which has 
 (`server_group`), the locks of this machine, and those of other machines through their agents (`agent_client`, `agent`).
 `mpi` has another starter.
 
-The conversations are of frozen structs (`messages/struct_messages.py`): `agent_messages`, and the one between the
-processes of an MPI job and the controller (`mpi`).
+The conversations are of frozen structs (`messages/struct_messages.py`): `agent_messages`.
 """

@@ -55,13 +55,7 @@ from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings, machine_for
 
 
-def serve_driver(link: AgentLink) -> int:
-    """Serve the driver until it exits; return the exit status for this process."""
-    ignore_interrupts()
-    return _Agent(link).run()
-
-
-class _Agent:
+class Agent:
     """The agent's state: its current fork server, the server's folder, the leases, and the exit status.
 
     All runs in the loop of the link, except the inspector and the wait for the fork server, which take long.
@@ -77,22 +71,23 @@ class _Agent:
         """The last fork server."""
         self._spec: SessionSpec | None = None
         """The session's data for the last fork server, with the folder that it uses."""
-        self._end: End | None = None
-        """The driver's last message."""
+        self._status = DRIVER_LOST
+        """The exit status."""
         self._leases: Leases | None = None
         """The leases of this machine's devices."""
         self._tasks: set[asyncio.Task[None]] = set()
         link.serve(self._open_target, self._finish)
 
     def run(self) -> int:
-        """Serve the driver until it exits; return the exit status."""
+        """Serve the driver until it exits; return the exit status for this process."""
+        ignore_interrupts()
         step("serves the driver")
         try:
             why = self._loop.run_until_complete(self._over)
             step("the connection to the driver has ended%s", "" if why is None else f": {why}")
             if why is not None:
                 print(f"accel: the connection to the driver has ended: {why}", file=sys.stderr, flush=True)
-            return DRIVER_LOST if self._end is None else self._end.status
+            return self._status
         finally:
             self._close()
 
@@ -169,7 +164,7 @@ class _Agent:
 
     def _obey(self, message: KillServer | End) -> None:
         if isinstance(message, End):
-            self._end = message
+            self._status = message.status
             step("the driver ends with status %d", message.status)
             # The driver's exit ends the connection. A launcher terminates all processes if another one exits first.
             self._loop.call_later(EXIT_TIMEOUT, self._finish)
@@ -255,11 +250,8 @@ class _Agent:
             elif (missing := shortfall(message.need, leases.machine.of(demand.key.kind))) is not None:
                 raise PlaceError(missing)
             lease = await leases.take(demand, need=message.need, only=only)
-        except PlaceError as error:
-            _send(call, LeaseReply(error=str(error)))
-            return
-        except Exception:
-            _send(call, LeaseReply(error=format_exc()))
+        except Exception as error:
+            _send(call, LeaseReply(error=str(error) if isinstance(error, PlaceError) else format_exc()))
             return
         try:
             _send(call, LeaseReply(lease.devices))

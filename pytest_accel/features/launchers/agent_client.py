@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from asyncio import StreamWriter, open_connection
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,44 +45,38 @@ class AgentClient:
         link: DriverLink,
         agent: str,
         machine: str,
-        on_lost: Callable[[], None],
         settings: Settings | None = None,
         cores: tuple[int, ...] = (),
     ) -> None:
         """`agent` is the name of the agent in the driver's `link`, and `machine` the name of its machine.
 
-        `on_lost` is called in the link's thread when the connection has ended.
-
-        `settings` are given in a session on a cluster, in which the machine counts as lost when the agent ends. `cores`
-        are the CPU cores that ranks may use; empty for those of the agent.
+        `cores` are the CPU cores that ranks may use; empty for those of the agent.
         """
         self.machine = machine
         self.settings = settings
         """The settings by which the agent leases devices; None if they are not known yet."""
-        self.lost = False
-        """True if the connection to the agent has ended."""
-        self.machine_loss: str | None = None
-        """Why the whole machine counts as lost; None if it does not."""
         self._link = link
         self._agent = agent
-        self._on_lost = on_lost
         self._cores = cores
-        self._stands_for_machine = settings is not None
         self._token: Path | None = None
         self._log: str
         """The path of the log of the last fork server."""
         self._watch: Connection
         """A connection that ends with the last fork server."""
-        link.watch(agent, self._lost)
 
-    def _lost(self, machine_loss: str | None) -> None:
-        self.machine_loss = machine_loss or ("its agent has ended" if self._stands_for_machine else None)
-        self.lost = True
-        self._on_lost()
+    @property
+    def lost(self) -> bool:
+        """True if the connection to the agent has ended."""
+        return self._agent in self._link.lost
+
+    @property
+    def machine_loss(self) -> str | None:
+        """The reason if the whole machine is lost; None if it is not."""
+        return self._link.lost.get(self._agent)
 
     @property
     def loss(self) -> str | None:
-        return f"{self.machine} ({self.machine_loss})" if self.machine_loss is not None else None
+        return f"{self.machine} ({self.machine_loss or 'its agent has ended'})" if self.lost else None
 
     def kill(self) -> None:
         self._call(KillServer()).close()
@@ -104,7 +97,7 @@ class AgentClient:
 
     def end(self, status: int) -> None:
         """Have the agent's process exit with `status`."""
-        with self._call(End(status, os.getpid())) as call:
+        with self._call(End(status)) as call:
             unix_sockets.is_readable(call.fileno(), _END_TIMEOUT)
         if self._token is not None:
             self._token.unlink(missing_ok=True)

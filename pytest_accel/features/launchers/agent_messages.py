@@ -19,18 +19,20 @@ from pytest_accel.settings.options import Settings
 
 
 class Hello(Struct, frozen=True):
-    """The greeting of a launched process, its first message to rank 0."""
+    """The greeting of a launched process, or of the agent of a cluster's node: its first message to the driver.
+
+    A process of an MPI job gets a file with the `Serve` for its fork server as the answer.
+    """
 
     rank: int
+    """Its rank; for a cluster's node, the number of the machine in the session."""
     pid: int
-    facts: Mapping[str, str]
+    facts: Mapping[str, str] = {}
     """The facts that must be the same in all processes, by their names for the user."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""
-    """The machine's host name."""
-    machine: str = ""
-    """The result of `machine_identity`; empty on one machine."""
+    """The host name, by which machines are told apart."""
     address: str = ""
     """The address of this machine in its connection to rank 0."""
     driver_address: str = ""
@@ -41,8 +43,6 @@ class End(Struct, frozen=True, tag=True):
     """Exit with `status` once the driver has exited. An agent closes the connection when it has received this."""
 
     status: int
-    driver: int
-    """The driver's process id."""
 
 
 # The first messages of connections to an agent; `RankTarget` and `Inspection` are in `messages/connect.py`

@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from pytest_accel.core import log
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import MARKED, SESSION
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.core.units import count_text
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.driver.item_plan import Resources
 from pytest_accel.features.launchers import rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter, RankMachine, missing_place
+from pytest_accel.features.launchers.machines_starter import Layout, MachinesStarter
 from pytest_accel.features.launchers.rendezvous import (
     Address,
     RendezvousError,
@@ -44,6 +42,8 @@ _LOSS_TIMEOUT = 0.5
 The session must end before the launcher sends SIGKILL: Open MPI does so after 1 s (``odls_base_sigkill_timeout``),
 torchrun after 30 s.
 """
+_LOSS_POLL = 0.01
+"""Seconds between two looks for a loss."""
 
 
 def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) -> LaunchedSession:
@@ -69,15 +69,14 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         for name in of_a_rank(os.environ):
             del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
         if where is not None:
-            session = _enter_several(process, structs.replace(hello, machine=rendezvous.machine_identity()), where)
+            session = _enter_several(process, hello, where)
         elif process.rank != 0:
             raise SystemExit(wait_for_end(rendezvous.join(process, hello)))
         else:
             found = rendezvous.gather(process)
             session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
-            session.others = {
-                rank: WaitingProcess(connection, session.process_lost) for rank, (connection, _) in found.items()
-            }
+            for rank, (connection, _) in found.items():
+                session.others[rank] = WaitingProcess(connection, session.process_lost)
     except RendezvousError as error:
         step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
@@ -93,19 +92,19 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 
 def _enter_several(process: LauncherEnv, hello: Hello, where: Address) -> LaunchedSession:
     """Do what :func:`enter` does, in a session on several machines."""
-    from pytest_accel.features.launchers.agent import serve_driver  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.agent import Agent  # Imported here, since it needs pyzmq.
 
     if process.rank != 0:
-        raise SystemExit(serve_driver(rendezvous.join_machines(process, hello, where)))
+        raise SystemExit(Agent(rendezvous.join_machines(process, hello, where)).run())
     found, link = rendezvous.gather_machines(process, where)
     session = LaunchedSession(process, [hello, *(other for _, other in found.values())])
     for rank, (agent, other) in found.items():
         machine = session.machine_of(other)
-        name = session.layout.machines[machine].name
-        client = AgentClient(link, agent, name, session.process_lost, cores=session.cores_of(machine))
-        session.others[rank] = client
+        name, cores = session.machines[machine].name, session.cores_of(machine)
+        client = session.others[rank] = AgentClient(link, agent, name, cores=cores)
         if machine:
             session.clients.setdefault(machine, client)
+    link.on_lost = session.process_lost
     return session
 
 
@@ -115,14 +114,14 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     The first of `hellos` is rank 0's. The masks of machines may differ, as their devices do.
     """
     first = hellos[0]
-    counts = Counter(hello.machine for hello in hellos)
+    counts = Counter(hello.host for hello in hellos)
     if len(set(counts.values())) > 1:
         there = ", ".join(map(str, counts.values()))
         return f"{launcher} has started different numbers of processes on the machines ({there}): start as many on each"
     for other in hellos[1:]:
         for what, own in first.facts.items():
             found = other.facts.get(what)
-            if found != own and not (what == _DEVICES and first.machine != other.machine):
+            if found != own and not (what == _DEVICES and first.host != other.host):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {own}, rank "
                     f"{other.rank} has {found}; start all with the same, or use --accel-launcher off, with which each "
@@ -131,59 +130,23 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     return None
 
 
-class LaunchedSession:
-    """The launched processes and their machines, as rank 0 sees them. Exists in rank 0 only, whose plugin it is."""
+class LaunchedSession(Layout):
+    """The launched processes, with the connections to them. Exists in rank 0 only, whose plugin it is."""
 
     def __init__(self, process: LauncherEnv, hellos: Sequence[Hello]) -> None:
-        """`hellos` has the greetings of all processes, this one's first."""
-        self.process = process
-        self.hellos = hellos
+        super().__init__(process, hellos)
         self.others: dict[int, WaitingProcess | AgentClient] = {}
         """The other processes, by rank."""
         self.clients: dict[int, AgentClient] = {}
         """The agents that start ranks, by the number of the machine."""
-        self._groups: dict[str, list[Hello]] = {}
-        """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
-        for hello in hellos:
-            self._groups.setdefault(hello.machine, []).append(hello)
-        machines = []
-        firsts = [group[0] for group in self._groups.values()]
-        hosts = [hello.host for hello in firsts]
-        own_address = firsts[-1].driver_address
-        for hello in firsts:
-            address = hello.address or own_address
-            name = hello.host if hosts.count(hello.host) == 1 else f"{hello.host} ({address})"
-            machines.append(RankMachine(name, address))
-        self.layout = Layout(tuple(machines), process.size // len(machines))
         self._session: pytest.Session | None = None
         self._strict = False
         self._ran_once: set[str] = set()
         """The node ids of the tests without a mark that this process has run."""
-        self._ended = False
-        self._loss = threading.Event()
-        """Set once the loss of another process has been noticed."""
-
-    def machine_of(self, hello: Hello) -> int:
-        """Return the number of the machine of a process."""
-        return list(self._groups).index(hello.machine)
-
-    def cores_of(self, machine: int) -> tuple[int, ...]:
-        """Return the CPU cores that the processes of a machine may use together."""
-        group = list(self._groups.values())[machine]
-        return tuple(sorted({core for hello in group for core in hello.cores}))
-
-    @property
-    def capacity(self) -> int:
-        """The maximum number of ranks of a world."""
-        return self.layout.capacity
-
-    def missing(self, key: WorldKey, resources: Resources) -> str | None:
-        """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
-        return missing_place(key, self.layout, self.process.launcher, resources)
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> Starter[Any]:
         """Return the starter of ranks on several machines; on one machine, `here` starts them."""
-        return MachinesStarter(spec, here, self.layout, self.clients, reports) if self.clients else here
+        return MachinesStarter(spec, here, self, self.clients, reports) if self.clients else here
 
     @property
     def loss(self) -> str | None:
@@ -194,43 +157,32 @@ class LaunchedSession:
             other, machine = self.others.get(hello.rank), self.machine_of(hello)
             if other is None or not other.lost:
                 continue
-            name = self.layout.machines[machine].name
+            name = self.machines[machine].name
             if other.machine_loss is not None:
-                ranks = ranks_text([one.rank for one in self._groups[hello.machine]])
+                ranks = ranks_text([one.rank for one in self.groups[machine]])
                 lost[f"the machine {name} with {ranks}: {other.machine_loss}"] = None
             else:
                 lost[f"rank {hello.rank} (pid {hello.pid}{f' on {name}' if machine else ''})"] = None
         return f"{self.process.launcher} has lost {', '.join(lost)}" if lost else None
 
-    @property
-    def about(self) -> str:
-        """A short description of the launched processes."""
-        if len(self.layout.machines) == 1:
-            return self.process.about
-        where = ", ".join(
-            f"{machine.name} ({ranks_text([hello.rank for hello in group])})"
-            for machine, group in zip(self.layout.machines, self._groups.values(), strict=True)
-        )
-        return f"{self.process.about} on {len(self.layout.machines)} machines: {where}"
-
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""
-        self._ended = True
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in self.others.values():
             other.end(status)
 
     def process_lost(self) -> None:
-        """Note the loss of another process. Called in any thread."""
-        self._loss.set()
-        if not self._ended and self._session is not None and self.loss is not None:
+        """End the session if another process was lost. Called in any thread."""
+        if self._session is not None and self.loss is not None:
             self._session.shouldfail = self.loss
 
     def _on_sigterm(self, number: int, frame: object) -> None:
         """End the session with a message about the cause: if one process has ended, its launcher stops the others."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._loss.wait(_LOSS_TIMEOUT)
+        deadline = monotonic() + _LOSS_TIMEOUT
+        while self.loss is None and monotonic() < deadline:
+            time.sleep(_LOSS_POLL)
         pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
 
     # The plugin
@@ -257,8 +209,7 @@ class LaunchedSession:
         self._session = session
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
-        if self._loss.is_set():
-            self.process_lost()
+        self.process_lost()
 
     @pytest.hookimpl
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

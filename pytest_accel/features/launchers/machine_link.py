@@ -14,7 +14,6 @@ without bytes ends it. The driver opens all streams, and the first bytes name th
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import secrets
 import socket
@@ -27,15 +26,14 @@ from contextlib import suppress
 from itertools import count
 
 import zmq
-from msgspec import Struct
+from msgspec import structs
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.log import step
-from pytest_accel.features.launchers.agent_messages import AgentTarget
+from pytest_accel.features.launchers.agent_messages import AgentTarget, Hello
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import Inspection, RankTarget
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
@@ -53,9 +51,6 @@ _CALL_TIMEOUT = 3.0
 """Seconds that an attempt to connect may take."""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to the driver."""
-_REFUSED_TIMEOUT = 5.0
-"""Seconds for which to retry if the process at the driver's address ends the handshake: a busy driver may be too slow
-for it, which looks like another secret."""
 _LONGEST = 1 << 24
 """Maximum number of bytes in a message."""
 _CHUNK = 1 << 16
@@ -64,13 +59,12 @@ _NO_STREAM = 0
 """The number of messages that belong to no stream."""
 _CLOCK = struct.Struct("!d")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_OTHER_PROGRAM = "the process that listens there"
+_REFUSED = (
+    "the process that listens there has closed the connection: it has another secret (PYTEST_ACCEL_SECRET), or is "
+    "another program"
+)
 Target = AgentTarget | Inspection | RankTarget
 """The target of a stream."""
-
-
-class WrongSecret(ConnectionError):
-    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 class _MachineLink(ABC):
@@ -182,16 +176,19 @@ class _MachineLink(ABC):
 class DriverLink(_MachineLink):
     """The driver's end of the connections to all agents. Its loop runs in a thread of its own."""
 
-    def __init__(self, key: bytes, port: int, on_join: Callable[[str, bytes], None]) -> None:
+    def __init__(self, key: bytes, port: int, on_join: Callable[[str, Hello], object]) -> None:
         """Listen on all addresses of this machine, at `port` (any if it is 0). Raise OSError if the port is in use.
 
         `key` is the driver's private key. `on_join` is called in the loop with the name and greeting of each agent.
         """
         super().__init__(zmq.ROUTER)
         self._on_join = on_join
+        self.on_lost: Callable[[], object] = lambda: None
+        """Called in the loop when the connection to an agent has ended, before its streams end."""
+        self.lost: dict[str, str | None] = {}
+        """The agents to which the connection has ended, by name: the reason if the whole machine is lost, else None."""
         self._heard: dict[bytes, float] = {}
-        """The time of the last message of each agent."""
-        self._on_lost: dict[bytes, Callable[[str | None], None]] = {}
+        """The time of the last message of each agent that is connected."""
         self._numbers = count(_NO_STREAM + 1)
         self._listeners: list[socket.socket] = []
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -232,20 +229,6 @@ class DriverLink(_MachineLink):
 
     # The agents, by name
 
-    def watch(self, agent: str, on_lost: Callable[[str | None], None]) -> None:
-        """Have `on_lost` called in the loop once the connection to the agent has ended, before its streams end.
-
-        It gets the reason if the whole machine is lost, else None.
-        """
-
-        def start() -> None:
-            if agent.encode() in self._heard:
-                self._on_lost[agent.encode()] = on_lost
-            else:
-                on_lost(None)
-
-        self._post(start)
-
     def open(self, agent: str, target: Target, end: socket.socket) -> None:
         """Connect `end` to a target of the agent; close it at once if the agent is lost."""
         if not self._post(self._open_next, agent.encode(), end, frame(encode(target))):
@@ -272,11 +255,11 @@ class DriverLink(_MachineLink):
 
     def _lose(self, peer: bytes) -> None:
         """Report the loss of an agent, and end its streams."""
-        heard = self._heard.pop(peer, None)
-        if heard is not None and (on_lost := self._on_lost.pop(peer, None)) is not None:
+        if (heard := self._heard.pop(peer, None)) is not None:
             # An agent that was heard until now has ended; otherwise the kernel has given up on its machine.
             is_silent = monotonic() - heard >= _SILENCE - _PROBE_INTERVAL
-            on_lost(f"it did not answer for {_SILENCE} s" if is_silent else None)
+            self.lost[peer.decode()] = f"it did not answer for {_SILENCE} s" if is_silent else None
+            self.on_lost()
         for (other, _), inbox in self._streams.items():
             if other == peer:
                 inbox.put_nowait(b"")
@@ -291,7 +274,7 @@ class DriverLink(_MachineLink):
         if number == _NO_STREAM and data:
             self._put(peer, _NO_STREAM, _CLOCK.pack(monotonic()))
             self._heard[peer] = monotonic()
-            self._on_join(peer.decode(), data)
+            self._on_join(peer.decode(), decode(data, Hello))
         elif peer in self._heard:
             self._heard[peer] = monotonic()
             if (inbox := self._streams.get((peer, number))) is not None:
@@ -308,7 +291,6 @@ class AgentLink(_MachineLink):
         self.clock = 0.0
         """Seconds to add to this machine's clock to get the driver's."""
         self._open_target: Callable[[Target], socket.socket] | None = None
-        self._on_end: Callable[[], object] | None = None
         self._numbers: set[int] = set()
         """The streams that the driver has opened and has not ended."""
         public, private = zmq.curve_keypair()
@@ -334,15 +316,16 @@ class AgentLink(_MachineLink):
         `open_target` returns a socket that is connected to a target, or raises OSError if there is no such target.
         `on_end` is called when the connection has ended.
         """
-        self._open_target, self._on_end = open_target, on_end
-        self.loop.add_reader(self._monitor.FD, self._look)
-        self.loop.call_soon(self._look)
 
-    def _look(self) -> None:
-        if not self._socket.closed and self._monitor.poll(0) and self._on_end is not None:
-            self._on_end()
+        def look() -> None:
+            if not self._socket.closed and self._monitor.poll(0):
+                on_end()
 
-    def greet(self, hello: Struct) -> None:
+        self._open_target = open_target
+        self.loop.add_reader(self._monitor.FD, look)
+        self.loop.call_soon(look)
+
+    def greet(self, hello: Hello) -> None:
         """Send `hello`, and set `clock` by the answer.
 
         Raise ConnectionError if the connection ends, or if the driver does not answer.
@@ -354,10 +337,9 @@ class AgentLink(_MachineLink):
         self._socket.send_multipart([_NO_STREAM.to_bytes(4, "big"), encode(hello)])
         sources = dict(poller.poll(_HANDSHAKE_TIMEOUT * 1000))
         if self._monitor in sources:
-            error = WrongSecret if recv_monitor_message(self._monitor)["event"] & _FAILED else ConnectionResetError
-            raise error(f"{_OTHER_PROGRAM} has closed the connection")
+            raise ConnectionResetError(_REFUSED)
         if not sources:
-            raise ConnectionError(f"{_OTHER_PROGRAM} does not answer")
+            raise ConnectionError("the process that listens there does not answer")
         # The driver has read its clock some time between the two moments.
         self.clock = _CLOCK.unpack(self._socket.recv_multipart()[1])[0] - (began + monotonic()) / 2
 
@@ -385,20 +367,13 @@ class AgentLink(_MachineLink):
         return data[end:]
 
 
-def call(
-    addresses: Sequence[str],
-    port: int,
-    key: bytes,
-    hello: Callable[[str, str], Struct],
-    driver: str,
-    timeout: float,
-) -> AgentLink:
-    """Connect to the driver at one of `addresses`, and greet it with `hello` of this machine's address and of its own.
+def call(addresses: Sequence[str], port: int, key: bytes, hello: Hello, driver: str, timeout: float) -> AgentLink:
+    """Connect to the driver at one of `addresses`, and greet it with `hello` and the addresses of the connection.
 
     `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
-    address: :class:`WrongSecret` if a process that listens there has refused the connection for some seconds.
+    address: a busy driver may be too slow for the handshake, which looks like another secret.
     """
-    deadline, refused_since = monotonic() + timeout, None
+    deadline = monotonic() + timeout
     errors: dict[str, Exception] = {}
     while True:
         for address in addresses:
@@ -410,21 +385,18 @@ def call(
                 if str(error) != str(errors.get(address)):
                     step("cannot connect to %s at %s, port %d: %s", driver, address, port, error)
                 errors[address] = error
-        is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
-        refused_since = (refused_since or monotonic()) if is_refused else None
-        if monotonic() >= min(deadline, math.inf if refused_since is None else refused_since + _REFUSED_TIMEOUT):
-            reasons = "; ".join(f"{address}: {error}" for address, error in errors.items())
-            raise (WrongSecret if is_refused else ConnectionError)(reasons)
+        if monotonic() >= deadline:
+            raise ConnectionError("; ".join(f"{address}: {error}" for address, error in errors.items()))
         time.sleep(_RETRY_INTERVAL)
 
 
-def _call(address: str, port: int, key: bytes, hello: Callable[[str, str], Struct]) -> AgentLink:
+def _call(address: str, port: int, key: bytes, hello: Hello) -> AgentLink:
     # zmq does not report why it cannot connect: try without it first.
     with socket.create_connection((address, port), _CALL_TIMEOUT) as probe:
-        own, other = (str(end[0]) for end in (probe.getsockname(), probe.getpeername()))
+        own, other = (str(end[0]).removeprefix("::ffff:") for end in (probe.getsockname(), probe.getpeername()))
     link = AgentLink(other, port, key)
     try:
-        link.greet(hello(own.removeprefix("::ffff:"), other.removeprefix("::ffff:")))
+        link.greet(structs.replace(hello, address=own, driver_address=other))
     except BaseException:
         link.close()
         raise

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Generic, TypeVar
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.launcher_env import LauncherEnv
+from pytest_accel.core.truncation import ranks_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, missing_devices
 from pytest_accel.features.launchers.agent_client import AgentClient, RemoteLease
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.server_group import ServerGroup
-from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.leases import HeldLease
@@ -32,48 +33,68 @@ class RankMachine:
     """The address at which other machines reach it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The machines of the processes that a launcher has started, the driver's first."""
+    """The processes that a launcher has started, and their machines."""
 
-    machines: tuple[RankMachine, ...]
-    ranks: int
-    """The maximum number of ranks of a world on each machine."""
+    def __init__(self, process: LauncherEnv, hellos: Sequence[Hello]) -> None:
+        """`process` is rank 0; `hellos` has the greetings of all processes, rank 0's first."""
+        self.process = process
+        self.hellos = hellos
+        self.capacity = process.size
+        """The maximum number of ranks of a world."""
+        groups: dict[str, list[Hello]] = {}
+        for hello in hellos:
+            groups.setdefault(hello.host, []).append(hello)
+        self.groups = tuple(groups.values())
+        """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
+        own_address = self.groups[-1][0].driver_address
+        self.machines = tuple(RankMachine(host, group[0].address or own_address) for host, group in groups.items())
 
     @property
-    def capacity(self) -> int:
-        """The maximum number of ranks of a world."""
-        return self.ranks * len(self.machines)
+    def about(self) -> str:
+        """A short description of the launched processes."""
+        if len(self.machines) == 1:
+            return self.process.about
+        where = ", ".join(
+            f"{machine.name} ({ranks_text([hello.rank for hello in group])})"
+            for machine, group in zip(self.machines, self.groups, strict=True)
+        )
+        return f"{self.process.about} on {len(self.machines)} machines: {where}"
+
+    def machine_of(self, hello: Hello) -> int:
+        """Return the number of the machine of a process."""
+        return next(number for number, group in enumerate(self.groups) if hello in group)
+
+    def cores_of(self, machine: int) -> tuple[int, ...]:
+        """Return the CPU cores that the processes of a machine may use together."""
+        return tuple(sorted({core for hello in self.groups[machine] for core in hello.cores}))
 
     def machines_of(self, ranks: int, machines: int) -> list[int]:
-        """Return the machine of each rank of a world for which there are enough machines (:func:`missing_place`).
+        """Return the machine of each rank of a world for which there are enough machines (:meth:`missing`).
 
         The world is on as few machines as possible, but at least `machines`, beginning with the driver's. Ranks are
         distributed evenly over the machines, and the ranks of one machine have consecutive numbers.
         """
-        count = max(machines, -(-ranks // self.ranks))
+        count = max(machines, -(-ranks // len(self.groups[0])))
         each, rest = divmod(ranks, count)
         return [machine for machine in range(count) for _ in range(each + (machine < rest))]
 
-
-def missing_place(key: WorldKey, layout: Layout, launcher: str, resources: Resources) -> str | None:
-    """Return why the processes of `launcher` can never run a group of ranks of `key`, or None if they can.
-
-    `layout` has their machines.
-    """
-    if key.ranks > layout.capacity:
-        return f"needs {key.ranks} ranks; {launcher} has started {layout.capacity}"
-    if key.machines > len(layout.machines):
-        return f"needs {key.machines} machines; {launcher} has started ranks on {len(layout.machines)}"
-    if key.launcher is not None:
-        return f"its ranks are started by {key.launcher}, which a session under {launcher} does not do"
-    machines = layout.machines_of(key.ranks, key.machines)
-    if key.need is None or not any(machines):
-        return missing_devices(key, resources)
-    # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
-    # refuses their lease.
-    missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
-    return None if missing is None else f"{missing} (on {layout.machines[0].name})"
+    def missing(self, key: WorldKey, resources: Resources) -> str | None:
+        """Return why the launched processes can never run the group of ranks of `key`, or None if they can."""
+        launcher = self.process.launcher
+        if key.ranks > self.capacity:
+            return f"needs {key.ranks} ranks; {launcher} has started {self.capacity}"
+        if key.machines > len(self.machines):
+            return f"needs {key.machines} machines; {launcher} has started ranks on {len(self.machines)}"
+        if key.launcher is not None:
+            return f"its ranks are started by {key.launcher}, which a session under {launcher} does not do"
+        machines = self.machines_of(key.ranks, key.machines)
+        if key.need is None or not any(machines):
+            return missing_devices(key, resources)
+        # All machines count as equal to this one, which has the most ranks. The agent of a machine with fewer devices
+        # refuses their lease.
+        missing = missing_devices(replace(key, need=key.needs(machines)[0]), resources)
+        return None if missing is None else f"{missing} (on {self.machines[0].name})"
 
 
 @dataclass(eq=False)
@@ -99,7 +120,7 @@ class MachinesTaken:
 Own = TypeVar("Own", bound=MachinesTaken)
 
 
-class StarterOnMachines(ABC, Generic[Own]):
+class StarterOnMachines(ServerGroup, ABC, Generic[Own]):
     """The base of starters whose ranks are on several machines."""
 
     def __init__(
@@ -110,15 +131,15 @@ class StarterOnMachines(ABC, Generic[Own]):
         clients: Mapping[int, AgentClient],
         reports: StarterReports,
     ) -> None:
-        """`here` has the leases of this machine, the first of `machines`. Both lists may grow.
+        """`here` has the leases of this machine, the first of `machines`.
 
         `clients` has those of the agents that start ranks, by the number of the machine.
         """
-        self._here = here
-        self._machines = machines
-        self._clients = clients
+        super().__init__(spec, reports.report, self._server_ended)
         self._reports = reports
-        self._servers = ServerGroup(spec, reports, self._server_ended)
+        self._here = here
+        self._machines = list(machines)
+        self._clients = dict(clients)
         self._taken: list[Own] = []
         self._leasing: dict[int, str] = {}
         """The devices, in words, for which each demand waits on another machine; by the demand's `id`."""
@@ -135,11 +156,7 @@ class StarterOnMachines(ABC, Generic[Own]):
         return True
 
     def warm(self) -> None:
-        self._servers.run(self._spawns)
-
-    @property
-    def _spawns(self) -> Mapping[int, Spawn]:
-        return {0: self._here.spawn, **{number: client.spawn for number, client in self._clients.items()}}
+        self._run_servers(range(len(self._machines)))
 
     def _order(self, machine: int) -> tuple[str, str]:
         """Return a key that sorts machines in the same way in all sessions, whichever machine has the driver."""
@@ -179,10 +196,8 @@ class StarterOnMachines(ABC, Generic[Own]):
 
     def describe(self, taken: Own, test: str, pids: Sequence[int]) -> None:
         if taken.here is not None:
-            machines = taken.machines or repeat(0)
-            self._here.leases.describe(
-                taken.here, test, [pid for machine, pid in zip(machines, pids, strict=False) if not machine]
-            )
+            own = pids[: taken.machines.count(0)] if taken.machines else pids  # Ranks of this machine come first.
+            self._here.leases.describe(taken.here, test, own)
 
     def give_back(self, taken: Own, *, killed: bool) -> None:
         self._taken.remove(taken)
@@ -195,6 +210,10 @@ class StarterOnMachines(ABC, Generic[Own]):
             lease.close()
 
     # Starting and ending
+
+    def _run_servers(self, machines: Collection[int]) -> None:
+        """Start the fork servers of these machines that do not run. Raise OSError if that is not possible."""
+        self.run({one: self._clients[one].spawn if one else self._here.spawn for one in machines})
 
     def _on_machines(self, spec: WorldSpec, taken: Own, machines: Sequence[int]) -> WorldSpec:
         """Return `spec` with its ranks on `machines`."""
@@ -215,21 +234,8 @@ class StarterOnMachines(ABC, Generic[Own]):
         )
 
     def start(self, spec: WorldSpec, taken: Own) -> None:
-        spawns = self._spawns
-        self._servers.run({number: spawns[number] for number in sorted(set(spec.servers))})
-        self._servers.start(spec, lambda: taken.here.descriptors if taken.here is not None else ())
-
-    def kill(self, spec: WorldSpec) -> None:
-        self._servers.kill(spec)
-
-    def kill_servers(self, spec: WorldSpec) -> None:
-        self._servers.kill_servers(spec.servers)
-
-    def forget(self, spec: WorldSpec) -> None:
-        pass
-
-    async def stop(self) -> bool:
-        return await self._servers.stop()
+        self._run_servers(set(spec.servers))
+        self.start_ranks(spec, lambda: taken.here.descriptors if taken.here is not None else ())
 
     def keeps(self, key: WorldKey) -> bool:
         return key.need is not None

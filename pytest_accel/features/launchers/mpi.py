@@ -17,7 +17,6 @@ from functools import partial
 from traceback import format_exc
 
 import psutil
-from msgspec import Struct
 
 from pytest_accel.compat import loop_tasks
 from pytest_accel.core import processes, session_folder
@@ -28,10 +27,11 @@ from pytest_accel.core.processes import KILL_TIMEOUT, MARK, kill_tree, living, m
 from pytest_accel.core.session_folder import server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.rendezvous import accept
 from pytest_accel.features.launchers.server_group import ServerGroup
 from pytest_accel.forkserver import server_process
-from pytest_accel.forkserver.server_messages import RankExited, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, ServerReport, WorldStarted
 from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_messages import ExitCause, RankExit
@@ -47,15 +47,9 @@ _POLL_INTERVAL = 0.02
 """Seconds between two looks for processes of a job, and whether ``mpirun`` has ended."""
 _END_TIMEOUT = 5.0
 """Seconds that ``mpirun`` may take to exit after its processes have."""
-_FIRST_SERVER = 1_000_000
-"""The number of the first fork server of a job: larger than the numbers of all machines, even if more join."""
-
-
-class MpiProcess(Struct, frozen=True):
-    """The only message of a process of the job. The answer is a file with the `Serve` for its server."""
-
-    rank: int
-    pid: int
+_MOST_SERVERS = 1_000_000
+"""Maximum number of fork servers of a job. Those of world 3 have the numbers from 3,000,000 on, and those of machines
+smaller numbers, even if more machines join."""
 
 
 class MpiStarter(LocalStarter):
@@ -66,27 +60,22 @@ class MpiStarter(LocalStarter):
         super().__init__(here.spec, here.leases, here.spawn, reports)
         self._jobs: dict[int, MpiJob] = {}
         """The jobs that run, by the number of the world."""
-        self._next_server = _FIRST_SERVER
 
     def place(self, spec: WorldSpec, taken: HeldLease) -> WorldSpec:
-        first = self._next_server
-        self._next_server += spec.ranks
-        return replace(super().place(spec, taken), servers=tuple(range(first, self._next_server)))
+        first = _MOST_SERVERS * spec.world
+        return replace(super().place(spec, taken), servers=tuple(range(first, first + spec.ranks)))
 
     def start(self, spec: WorldSpec, taken: HeldLease) -> None:
         job = self._jobs[spec.world] = MpiJob(self.spec, spec, taken, self.reports)
         job.task.add_done_callback(lambda done: self._jobs.pop(spec.world))
-
-    def forget(self, spec: WorldSpec) -> None:
-        if (job := self._jobs.get(spec.world)) is not None:
-            job.over.set()
 
     def kill(self, spec: WorldSpec) -> None:
         if (job := self._jobs.get(spec.world)) is not None:
             job.kill()
 
     def kill_servers(self, spec: WorldSpec) -> None:
-        self.forget(spec)
+        if (job := self._jobs.get(spec.world)) is not None:
+            job.over.set()
 
     async def stop(self) -> bool:
         jobs = list(self._jobs.values())
@@ -104,13 +93,15 @@ class MpiJob:
         """Start the job. Each rank has a fork server of its own. `taken` has the ranks' devices."""
         self.world = world
         self.over = Event()
-        """Set when the job is to end, or its fork servers have ended."""
+        """Set when the job is to end, or its ranks or fork servers have ended."""
         self.cleaned_up = True
         """False if a fork server had to be killed, so that its descendants may live on."""
         self._spec = spec
         self._taken = taken
         self._reports = reports
-        self._servers = ServerGroup(spec, reports, self._server_ended)
+        self._servers = ServerGroup(spec, self._report, self._server_ended)
+        self._exited: set[int] = set()
+        """The ranks that have ended."""
         self._log = server_log_path(spec.directory, world.servers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
         session_folder.ensure(spec.directory)
@@ -152,7 +143,7 @@ class MpiJob:
             if len(calls) == self.world.ranks and not self.over.is_set():
                 spawns = {number: partial(_spawn, *calls[rank]) for rank, number in enumerate(self.world.servers)}
                 self._servers.run(spawns)
-                self._servers.start(self.world, lambda: self._taken.descriptors)
+                self._servers.start_ranks(self.world, lambda: self._taken.descriptors)
                 await self.over.wait()
             elif not self.over.is_set():
                 failure = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{tail(self._log)}"
@@ -164,8 +155,6 @@ class MpiJob:
                 call.close()
             self.cleaned_up = await self._servers.stop()
             await self._end_mpirun()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
         if failure is not None:
             self._reports.report(WorldStarted(self.world.world, problem=failure))
         for rank in range(self.world.ranks):  # The pool ignores this for ranks whose own exit was reported.
@@ -175,17 +164,25 @@ class MpiJob:
         """Collect the connection and process id of each rank's process, until the job ends or the time is up."""
         deadline = monotonic() + START_TIMEOUT
         while len(calls) < self.world.ranks and not self.over.is_set() and monotonic() < deadline:
-            if (met := accept(self._listener, MpiProcess, 0.0)) is not None:
-                call, process = met
-                calls[process.rank] = call, process.pid
+            if (met := accept(self._listener, 0.0)) is not None:
+                call, hello = met
+                calls[hello.rank] = call, hello.pid
             elif self._process.poll() is not None:
                 return
             else:
                 await sleep(_POLL_INTERVAL)
 
+    def _report(self, message: ServerReport) -> None:
+        """Pass on a report of a fork server. The job ends once its ranks have ended, or could not be started."""
+        if isinstance(message, RankExited):
+            self._exited.add(message.rank)
+        if len(self._exited) == self.world.ranks or (isinstance(message, WorldStarted) and message.problem):
+            self.over.set()
+        self._reports.report(message)
+
     def _server_ended(self, number: int, loss: str | None) -> None:
         """Kill the other fork servers: a job cannot go on after the loss of one."""
-        self._servers.kill_servers(self._servers.running)
+        self._servers.kill_servers(self.world)
         if not self._servers.running:
             self.over.set()
 
@@ -235,5 +232,5 @@ def serve(path: str, directory: str, first: int, plugin_options: tuple[str, ...]
     processes.die_with_parent(os.getppid())
     rank = int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
     call = unix_sockets.connect(path)
-    call.sendall(frame(encode(MpiProcess(rank, os.getpid()))))
+    call.sendall(frame(encode(Hello(rank, os.getpid()))))
     server.main(call.detach(), directory, first + rank, plugin_options)

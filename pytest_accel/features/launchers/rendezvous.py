@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import queue
-import select
 import signal
 import socket
 import sys
@@ -24,13 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from msgspec import structs
 
-from pytest_accel.core import log, processes, threads
+from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
@@ -51,10 +48,6 @@ _SHORTEST = 16
 """Minimum number of characters: an attacker who reads the network can check guesses."""
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
-_LONGEST = 1 << 24
-"""Maximum size of a greeting, in bytes; command lines may be long."""
-_GREETING_TIMEOUT = 5
-"""Seconds that a process of this user may take to send its greeting, while the others wait."""
 _PORTS = range(20_000, 30_000)
 """Rank 0 listens at a port of this range if torchrun's store listens at ``MASTER_PORT``.
 
@@ -67,7 +60,6 @@ DRIVER_LOST = 1
 EXIT_TIMEOUT = 30.0
 """Seconds that a driver may take to exit after it has sent `End`."""
 _ALONE = "(with --accel-launcher off, each process runs all tests by itself)"
-Greeting = TypeVar("Greeting")
 Caller = TypeVar("Caller")
 
 
@@ -123,19 +115,6 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     return Address(host, _PORTS[number % len(_PORTS)] if has_store else int(port), key)
 
 
-def machine_identity() -> str:
-    """Return a text that identifies this machine or container.
-
-    Processes with the same identity see the same file systems, process ids and network (namespaces(7)). Addresses and
-    host names do not tell: they may be equal on different machines.
-    """
-    found = [platform.node()]
-    with suppress(OSError):
-        found = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()]
-        found += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid")]
-    return " ".join(found)
-
-
 def _gather(
     process: LauncherEnv, accept: Callable[[float], tuple[Caller, Hello] | None], timeout: float
 ) -> dict[int, tuple[Caller, Hello]]:
@@ -148,18 +127,17 @@ def _gather(
     found: dict[int, tuple[Caller, Hello]] = {}
     while absent := [rank for rank in range(1, process.size) if rank not in found]:
         met = accept(max(0.0, deadline - monotonic()))
-        if met is None and monotonic() >= deadline:
+        if met is not None:
+            hello = met[1]
+            found[hello.rank] = met  # A process whose first call took too long calls again.
+            left = [rank for rank in absent if rank != hello.rank]
+            more = f"; still waits for {ranks_text(left)}" if left else ""
+            step("rank %d on %s has connected%s", hello.rank, hello.host, more)
+        elif monotonic() >= deadline:
             raise RendezvousError(
                 f"{process.launcher} has started {process.size} processes, and {ranks_text(absent)} did not "
                 f"connect within {timeout:g} s: each process must run pytest with this plugin {_ALONE}"
             )
-        if met is None or not 0 < met[1].rank < process.size:
-            continue
-        hello = met[1]
-        found[hello.rank] = met  # A process whose first call took too long calls again.
-        left = [rank for rank in absent if rank != hello.rank]
-        more = f"; still waits for {ranks_text(left)}" if left else ""
-        step("rank %d %s has connected%s", hello.rank, f"on {hello.host}" if hello.machine else "of this machine", more)
     return dict(sorted(found.items()))
 
 
@@ -190,44 +168,29 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     path = rendezvous_path(process)
-    try:
-        unix_sockets.connect(path).close()
-    except OSError:
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # The socket of a process that was killed.
-    else:
-        raise RendezvousError(
-            f"another session under {process.launcher} with the job {'/'.join(process.job)} is starting"
-        )
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # The socket of a process that was killed.
     with unix_sockets.listen(path, process.size) as listener:
         try:
             step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
-            return _gather(process, partial(accept, listener, Hello), timeout)
+            return _gather(process, partial(accept, listener), timeout)
         finally:
             os.unlink(path)
 
 
-def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[Connection, Greeting] | None:
-    """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
+def accept(listener: socket.socket, timeout: float) -> tuple[Connection, Hello] | None:
+    """Wait for a process of this user, and return its connection and its greeting.
 
-    Return None if no process has connected within `timeout` seconds, or if it has sent something else.
+    Return None if no process has connected within `timeout` seconds, or if it has ended.
     """
     if not unix_sockets.is_readable(listener.fileno(), timeout):
         return None
-    listener.setblocking(False)  # The process may have closed its connection meanwhile.
+    connection = Connection(unix_sockets.accept(listener).detach())
     try:
-        call = unix_sockets.accept(listener)
-    except OSError:
+        return connection, decode(connection.recv_bytes(), Hello)
+    except (EOFError, OSError):
+        connection.close()
         return None
-    connection = Connection(call.detach())
-    with unix_sockets.socket_of(connection) as end:
-        try:
-            unix_sockets.limit_reads(end, _GREETING_TIMEOUT)
-            greeting: Greeting = decode(connection.recv_bytes(_LONGEST), form)
-            unix_sockets.limit_reads(end, 0)
-        except (EOFError, OSError, ValueError):
-            return None
-    return connection, greeting
 
 
 def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connection:
@@ -280,7 +243,7 @@ class WaitingProcess:
     def end(self, status: int) -> None:
         """Have the process exit with `status`."""
         with suppress(OSError):  # It has ended.
-            self._connection.send_bytes(encode(End(status, os.getpid())))
+            self._connection.send_bytes(encode(End(status)))
 
 
 def wait_for_end(driver: Connection) -> int:
@@ -293,11 +256,9 @@ def wait_for_end(driver: Connection) -> int:
         step("the connection to the driver has ended")
         return DRIVER_LOST
     step("the driver ends with status %d", end.status)
-    # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its connection
-    # ends before the launcher can see its exit status.
-    if (exit := processes.end_of(end.driver)) is not None:
-        select.select([exit], [], [], EXIT_TIMEOUT)
-        os.close(exit)
+    # The driver exits first, which ends the connection: a launcher that sees another exit status than 0 terminates all
+    # processes.
+    unix_sockets.is_readable(driver.fileno(), EXIT_TIMEOUT)
     return end.status
 
 
@@ -313,23 +274,21 @@ def gather_machines(
     """
     from pytest_accel.features.launchers.machine_link import DriverLink
 
-    calls: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[tuple[str, Hello]] = queue.SimpleQueue()
     try:
         link = DriverLink(where.key, where.port, lambda *call: calls.put(call))
     except OSError as error:
         raise RendezvousError(f"rank 0 cannot listen at port {where.port}: {error}; use another MASTER_PORT") from None
 
     def accept(seconds: float) -> tuple[str, Hello] | None:
-        with suppress(queue.Empty, ValueError):
-            agent, greeting = calls.get(timeout=seconds)
-            return agent, decode(greeting, Hello)
+        with suppress(queue.Empty):
+            return calls.get(timeout=seconds)
         return None
 
     try:
-        if log.is_on():
-            interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
-            step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
-            step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
+        interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
+        step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
+        step("waits for %s; MASTER_ADDR is %s", ranks_text(range(1, process.size)), where.host)
         return _gather(process, accept, timeout), link
     except BaseException:
         link.close()
@@ -341,20 +300,11 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    from pytest_accel.features.launchers.machine_link import WrongSecret, call  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
 
     step("looks for rank 0 at %s, port %d", where.host, where.port)
-
-    def hello(address: str, driver_address: str) -> Hello:
-        return structs.replace(own, address=address, driver_address=driver_address)
-
     try:
-        return call([where.host], where.port, where.key, hello, "rank 0", timeout)
-    except WrongSecret:
-        raise RendezvousError(
-            f"the process that listens for rank 0 at {where.host}, port {where.port}, has another secret "
-            f"({SECRET_VARIABLE}) than rank {process.rank} on {own.host}, or belongs to another job"
-        ) from None
+        return call([where.host], where.port, where.key, own, "rank 0", timeout)
     except ConnectionError as error:
         raise _unreachable(process, own, f"{where.host}, port {where.port}", timeout, str(error)) from None
 

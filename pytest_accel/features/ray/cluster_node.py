@@ -20,10 +20,11 @@ from pytest_accel.core import log, processes
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.log import step
-from pytest_accel.features.launchers.agent import serve_driver
+from pytest_accel.features.launchers.agent import Agent
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machine_link import call
 from pytest_accel.features.launchers.rendezvous import SECRET_VARIABLE
-from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
+from pytest_accel.features.ray.ray_messages import Invitation
 from pytest_accel.messages.struct_messages import decode
 
 _JOIN_TIMEOUT = 60.0
@@ -64,14 +65,14 @@ def run(actor: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     log.start(f"agent of machine {invitation.machine}")
     step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
-    key, hello = bytes.fromhex(invitation.key), NodeHello(invitation.machine)
+    key, hello = bytes.fromhex(invitation.key), Hello(invitation.machine, os.getpid(), host=platform.node())
     try:
-        link = call(invitation.addresses, invitation.port, key, lambda *_: hello, "the controller", _JOIN_TIMEOUT)
+        link = call(invitation.addresses, invitation.port, key, hello, "the controller", _JOIN_TIMEOUT)
     except ConnectionError as error:
         step("ends: %s", error)
         where = f"at port {invitation.port} in {_JOIN_TIMEOUT:g} s"
         sys.exit(f"accel: the agent on {platform.node()} did not reach the controller {where}: {error}")
-    sys.exit(serve_driver(link))
+    sys.exit(Agent(link).run())
 
 
 _PACKAGES = ("pytest-accel", "pytest", "torch")

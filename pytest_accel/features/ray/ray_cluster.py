@@ -25,6 +25,7 @@ from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import read_end
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_client import AgentClient
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.machine_link import DriverLink
 from pytest_accel.features.launchers.machines_starter import MachinesTaken, RankMachine, StarterOnMachines
 from pytest_accel.features.launchers.rendezvous import own_interfaces
@@ -32,9 +33,7 @@ from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     AgentStarted,
     Connected,
-    HelperFailed,
     Invitation,
-    NodeHello,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
@@ -113,14 +112,14 @@ class RayCluster:
         if not unix_sockets.is_readable(self.connection.fileno(), _CONNECT_TIMEOUT):
             raise PlaceError(f"the Ray cluster did not answer within {_CONNECT_TIMEOUT} s{self._output()}")
         try:
-            message: Connected | HelperFailed = decode(self.connection.recv_bytes(), Connected | HelperFailed)
+            message: Connected = decode(self.connection.recv_bytes(), Connected)
         except (EOFError, OSError):
             raise PlaceError(
                 f"the process that connects to the Ray cluster {self._wait()}; pytest's machine must be a node of the "
                 "cluster (ray start --address=HOST:PORT)"
             ) from None
-        if isinstance(message, HelperFailed):
-            raise PlaceError(message.reason)
+        if message.error:
+            raise PlaceError(message.error)
         return message
 
     def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> ClusterStarter:
@@ -178,22 +177,36 @@ class PlaceTaken(MachinesTaken):
 
 
 class ClusterStarter(StarterOnMachines[PlaceTaken]):
-    """The starter of ranks on the nodes of a cluster."""
+    """The starter of ranks on the nodes of a cluster, whose agents join while the session runs.
+
+    The agents connect to a TCP port of the controller, which admits those that know the session's random key. A lost
+    machine keeps its number, and its entry in `machines`.
+    """
 
     def __init__(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports, cluster: RayCluster) -> None:
-        self.on_cluster = ClusterMachines(cluster.settings, self._machine_lost)
-        super().__init__(spec, here, self.on_cluster.machines, self.on_cluster.clients, reports)
+        super().__init__(spec, here, [RankMachine(platform.node(), "")], {}, reports)
         self._cluster = cluster
+        self._loop = get_running_loop()
         self._failure: str | None = None
         """Why no request can be met any more; None as long as the helper runs."""
         self._ids = count(1)
         self._placing: dict[int, PlaceTaken] = {}
         """The requests that wait for a place, by number."""
-        get_running_loop().add_reader(cluster.connection, self._receive)
-        self._send(self.on_cluster.invitation)
+        self._joined: dict[int, Future[None]] = {}
+        """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
+        key = secrets.token_bytes(32)
+        self._link = DriverLink(key, 0, partial(self._post, self._admit))
+        self._link.on_lost = partial(self._post, self._report_lost)
+        self._loop.add_reader(cluster.connection, self._receive)
+        # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
+        addresses = (*(address for _, address in own_interfaces()), LOOPBACK)
+        self._send(Invitation(addresses, self._link.port, key.hex()))
 
     def serves(self, key: WorldKey) -> bool:
         return key.in_cluster
+
+    def warm(self) -> None:
+        self._here.warm()  # The machines of the cluster are unknown until Ray has chosen them.
 
     def keeps(self, key: WorldKey) -> bool:
         return True
@@ -214,7 +227,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             place = await taken.placed
             taken.why = ""
             for machine in dict.fromkeys(place.machines):
-                await shield(self.on_cluster.joined(machine))
+                await shield(self._join_of(machine))
             return place
         except BaseException:
             self._send(ReleasePlace(taken.number))  # The request may have got a place at this moment.
@@ -246,8 +259,10 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
 
     async def stop(self) -> bool:
         stopped = await super().stop()
-        get_running_loop().remove_reader(self._cluster.connection)
-        self.on_cluster.close()
+        self._loop.remove_reader(self._cluster.connection)
+        for client in self._clients.values():
+            client.end(0)
+        self._link.close()
         return stopped
 
     # The conversation with the helper
@@ -262,18 +277,18 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
         try:
             message: ToController = decode(self._cluster.connection.recv_bytes(), ToController)
         except (EOFError, OSError):
-            get_running_loop().remove_reader(self._cluster.connection)
+            self._loop.remove_reader(self._cluster.connection)
             self._failure = self._cluster.loss()
             for placing in self._placing.values():
                 loop_tasks.fail(placing.placed, PlaceError(self._failure))
-            for machine in range(1, len(self.machines)):  # Ray ends the agents that have not joined yet.
-                self.on_cluster.lose(machine, self._failure)
+            for joined in self._joined.values():  # Ray ends the agents that have not joined yet.
+                loop_tasks.fail(joined, LostPlaceError(self._failure))
             return
         match message:
             case AgentStarted(name, address):
-                self.on_cluster.add(name, address)
+                self._machines.append(RankMachine(name, address))
             case AgentEnded(machine, reason):
-                self.on_cluster.lose(machine, reason)
+                loop_tasks.fail(self._join_of(machine), LostPlaceError(reason))
             case PlaceReserved(request_id) | PlaceWaits(request_id) | PlaceFailed(request_id):
                 found = self._placing.get(request_id)
                 if found is not None and not found.placed.done():  # Else it was cancelled, and its place is given back.
@@ -289,82 +304,26 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             case PlaceFailed(_, reason, is_lost):
                 loop_tasks.fail(placing.placed, (LostPlaceError if is_lost else PlaceError)(reason))
 
-    def _machine_lost(self, machine: int) -> None:
-        self._send(AgentEnded(machine, "the controller has lost it"))
-
-
-class ClusterMachines:
-    """The machines of a session on a cluster: the controller's, and those whose agents join while the session runs.
-
-    The agents connect to a TCP port of the controller, which admits those that know the session's random key. A lost
-    machine keeps its number, and its entry in `machines`. Its methods are called in the thread of the pool's loop.
-    """
-
-    def __init__(self, settings: Settings, on_lost: Callable[[int], None]) -> None:
-        """Agents lease the devices of their machines by `settings`.
-
-        `on_lost` is called in the loop with the number of a machine that is lost.
-        """
-        self.machines = [RankMachine(platform.node(), "")]
-        """All machines so far."""
-        self.clients: dict[int, AgentClient] = {}
-        """The clients of the agents that have joined, by the number of the machine."""
-        self._settings = settings
-        self._on_lost = on_lost
-        self._joined: dict[int, Future[None]] = {}
-        """Done once the agent of a machine has joined; a LostPlaceError if it may not join any more."""
-        self._is_closing = False
-        self._loop = get_running_loop()
-        key = secrets.token_bytes(32)
-        self._link = DriverLink(key, 0, self._greeted)
-        # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
-        addresses = (*(address for _, address in own_interfaces()), LOOPBACK)
-        self.invitation = Invitation(addresses, self._link.port, key.hex())
-
-    def add(self, name: str, address: str) -> None:
-        """Add a machine, whose agent is being started. Its `name` is for the user; others reach it at `address`."""
-        self.machines.append(RankMachine(name, address))
-
-    def joined(self, number: int) -> Future[None]:
-        """Return a future that is done once the agent of a machine has joined, and fails if it cannot join."""
-        return self._joined.setdefault(number, self._loop.create_future())
-
-    def lose(self, number: int, why: str) -> None:
-        """Do not admit the agent of a machine any more; no-op if it has joined."""
-        loop_tasks.fail(self.joined(number), LostPlaceError(why))
-
-    def close(self) -> None:
-        """Have all agents exit, and end the connections to them."""
-        self._is_closing = True
-        for client in self.clients.values():
-            client.end(0)
-        self._link.close()
-
-    def _join(self, agent: str, hello: NodeHello) -> None:
-        """Admit an agent that has connected."""
-        number = hello.machine
-        # An invitation is valid once.
-        if number not in range(1, len(self.machines)) or self.joined(number).done():
-            return
-        self.clients[number] = AgentClient(
-            self._link,
-            agent,
-            self.machines[number].name,
-            partial(self._post, self._lost, number),
-            self._settings,
-        )
-        self.joined(number).set_result(None)
-
-    def _lost(self, number: int) -> None:
-        if not self._is_closing:  # Else the helper would kill an agent that cleans up.
-            self._on_lost(number)
+    # The agents
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Have `call` called in the loop of the pool. Called in the thread of the link."""
         with suppress(RuntimeError):  # The pool is closed.
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    # In the thread of the link
+    def _join_of(self, machine: int) -> Future[None]:
+        """Return the future in `_joined` of a machine."""
+        return self._joined.setdefault(machine, self._loop.create_future())
 
-    def _greeted(self, agent: str, greeting: bytes) -> None:
-        with suppress(ValueError):
-            self._post(self._join, agent, decode(greeting, NodeHello))
+    def _admit(self, agent: str, hello: Hello) -> None:
+        """Admit the agent of a machine, unless one has joined for it, or may not join any more."""
+        machine = hello.rank
+        if not self._join_of(machine).done():
+            self._clients[machine] = AgentClient(self._link, agent, hello.host, self._cluster.settings)
+            self._join_of(machine).set_result(None)
+
+    def _report_lost(self) -> None:
+        """Tell the helper which agents are lost; no-op if it knows that."""
+        for machine, client in self._clients.items():
+            if client.lost:
+                self._send(AgentEnded(machine, "the controller has lost it"))

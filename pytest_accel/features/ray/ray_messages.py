@@ -9,7 +9,7 @@ from msgspec import Struct
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.ray.ray_resources import RayNode
 
-# To the agent of a node, and from it
+# To the agent of a node
 
 
 class Invitation(Struct, frozen=True, tag=True):
@@ -24,13 +24,6 @@ class Invitation(Struct, frozen=True, tag=True):
     key: str
     """The key of the controller's end of the connections, in hexadecimal digits."""
     machine: int = 0
-    """The number of the agent's machine in the session."""
-
-
-class NodeHello(Struct, frozen=True):
-    """The greeting of an agent."""
-
-    machine: int
     """The number of the agent's machine in the session."""
 
 
@@ -66,18 +59,14 @@ ToHelper = Invitation | RequestPlace | ReleasePlace | AgentEnded
 # To the controller
 
 
-class Connected(Struct, frozen=True, tag=True):
-    """The helper is connected to a cluster, which has these nodes."""
+class Connected(Struct, frozen=True):
+    """The helper is connected to a cluster, or exits."""
 
-    nodes: tuple[RayNode, ...]
-    can_scale: bool
+    nodes: tuple[RayNode, ...] = ()
+    can_scale: bool = False
     """True if an autoscaler can add nodes."""
-
-
-class HelperFailed(Struct, frozen=True, tag=True):
-    """The helper exits, since it cannot connect to the cluster."""
-
-    reason: str
+    error: str = ""
+    """Why the helper cannot connect; empty if it is connected."""
 
 
 class AgentStarted(Struct, frozen=True, tag=True):

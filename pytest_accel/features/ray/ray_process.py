@@ -17,8 +17,7 @@ import platform
 import socket
 import subprocess
 import tempfile
-from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, to_thread, wait, wait_for
-from asyncio import TimeoutError as WaitTimeoutError
+from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, to_thread, wait
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     AgentStarted,
     Connected,
-    HelperFailed,
     Invitation,
     PlaceFailed,
     PlaceReserved,
@@ -70,8 +68,6 @@ _LOOK_INTERVAL = 0.5
 _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (reports come every 0.1 s). A group that is requested
 earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
-_READY_TIMEOUT = 120.0
-"""Seconds in which the nodes of a place must answer: Ray starts processes for this."""
 _EXIT_TIMEOUT = 5.0
 """Seconds in which the agents must exit when the session ends, before they are killed."""
 _TAIL = 4_000
@@ -117,7 +113,7 @@ async def _serve(connection: socket.socket, address: str, rootdir: str) -> None:
         ray.shutdown()
     except PlaceError as error:
         step("ends: %s", error)
-        send(HelperFailed(str(error)))
+        send(Connected(error=str(error)))
     except Exception:
         print_exc()  # The controller shows the end of the output when the connection ends.
     writer.close()
@@ -248,20 +244,13 @@ class Places:
         return agent
 
     async def _run(self, agent: _Agent) -> None:
-        """Run an agent until it ends, unless the code of its node differs from the controller's."""
+        """Run an agent until it ends."""
         assert self._invitation is not None
+        invitation = encode(structs.replace(self._invitation, machine=agent.machine))
+        code = await to_thread(suite_code, self._rootdir)  # Tests may have created files, so this is not remembered.
+        step("starts the agent of machine %d", agent.machine)
         try:
-            there = await wait_for(agent.actor.code.remote(self._rootdir), _READY_TIMEOUT)
-            # Tests may have created files, so this does not remember the code.
-            if (found := difference(await to_thread(suite_code, self._rootdir), there)) is not None:
-                why = f"the machine {agent.node.name} cannot run the tests in {self._rootdir}: {found}"
-                self._lose(agent.machine, why)
-                return
-            step("starts the agent of machine %d", agent.machine)
-            invitation = structs.replace(self._invitation, machine=agent.machine)
-            end = await agent.actor.run_agent.remote(invitation, dict(os.environ))
-        except WaitTimeoutError:
-            end = f"was not started by Ray in {_READY_TIMEOUT:g} s"
+            end = await agent.actor.run_agent.remote(invitation, dict(os.environ), self._rootdir, code)
         except ray.exceptions.RayError as error:
             end = f"could not be run by Ray: {error}"
         self._lose(agent.machine, f"the agent on {agent.node.name} {end}")
@@ -358,10 +347,7 @@ class Places:
         for index, (ranks, amount) in enumerate(zip(bundles.ranks, bundles.amounts, strict=True)):
             node = self.nodes[names[index]]
             parts.append((self._agent_on(node).machine, ranks, self._devices(group, bundles.resource, amount, index)))
-        try:
-            devices = await wait_for(gather(*(named for _, _, named in parts)), _READY_TIMEOUT)
-        except WaitTimeoutError:
-            raise LostPlaceError(f"Ray has not named the devices of a place in {_READY_TIMEOUT:g} s") from None
+        devices = await gather(*(named for _, _, named in parts))
         places = sorted((machine, ranks, found) for (machine, ranks, _), found in zip(parts, devices, strict=True))
         return PlaceReserved(
             request_id,
@@ -381,21 +367,20 @@ class Places:
 class NodeActor:
     """An actor that represents one node: it starts the node's agent, which ends with it."""
 
-    def code(self, rootdir: str) -> dict[str, str]:
-        """Return the code with which this node would run the tests below `rootdir`."""
-        return suite_code(rootdir)
-
-    def run_agent(self, invitation: Invitation, environ: Mapping[str, str]) -> str:
+    def run_agent(self, invitation: bytes, environ: Mapping[str, str], rootdir: str, code: Mapping[str, str]) -> str:
         """Run the agent, and return how it ended, with the end of its output.
 
+        A node that would run the tests below `rootdir` with other code than `code`, the controller's, has no agent.
         `environ` is the helper's environment, which is the controller's but for Ray's own variables.
         """
+        if (found := difference(code, suite_code(rootdir))) is not None:
+            return f"cannot run the tests in {rootdir}: {found}"
         environment = _node_environment()
         source = f"from pytest_accel.features.ray.cluster_node import run; run({os.getpid()})"
         with tempfile.TemporaryFile() as output:  # A pipe could stay open in processes that tests leave behind.
             done = subprocess.run(
                 python_command(source, path=None),
-                input=encode(invitation),
+                input=invitation,
                 stdout=output,
                 stderr=output,
                 env={**environment, **additions(environ, environment)},

@@ -108,7 +108,7 @@ def choose_bundles(key: WorldKey, nodes: Sequence[RayNode], models: Iterable[str
     allowed = _models(key, resource, nodes, models)
 
     def divide(count: int) -> Bundles:
-        """Return `count` bundles, with the ranks distributed as `Layout.seats` does."""
+        """Return `count` bundles, with the ranks distributed as `Layout.machines_of` does."""
         each, rest = divmod(key.ranks, count)
         ranks = tuple(each + (number < rest) for number in range(count))
         amounts = tuple(_amount(key, resource, one) for one in ranks)

@@ -12,24 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.session_folder import agent_path, rank_path
-from pytest_accel.features.launchers.agent_messages import StartServer
+from pytest_accel.features.launchers.agent_messages import Hello, StartServer
 from pytest_accel.features.launchers.machine_link import DriverLink, Target, call
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import RankTarget, call_agent
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.struct_messages import LENGTH, decode
+from pytest_accel.messages.struct_messages import LENGTH
 from tests.deadline import TIMEOUT, eventually
 from tests.peers import forked_copy, read_all
 
 KEY = b"a key that no other process has."
-
-
-class Greeting(Struct):
-    word: str
 
 
 class Ends:
@@ -40,19 +35,18 @@ class Ends:
         self.path = agent_path(str(here), 1)
         self.servers: list[socket.socket] = []
         """The fork servers' ends of their connections to the driver."""
-        self.joined: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self.joined: queue.Queue[tuple[str, Hello]] = queue.Queue()
         self.ended = threading.Event()
         """Set once the agent has noticed the end of the connection."""
         self.driver = DriverLink(KEY, 0, lambda *call: self.joined.put(call))
-        hello = lambda own, other: Greeting(f"{own} to {other}")  # noqa: E731
         began = monotonic()
-        self.link = call(["127.0.0.1"], self.driver.port, KEY, hello, "the driver", TIMEOUT)
+        self.link = call(["127.0.0.1"], self.driver.port, KEY, Hello(1, 2), "the driver", TIMEOUT)
         assert abs(self.link.clock) <= monotonic() - began
         self.link.serve(self._open, self._end)
         self.agent = threading.Thread(target=self.link.loop.run_forever)
         self.agent.start()
         name, greeting = self.joined.get(timeout=TIMEOUT)
-        assert decode(greeting, Greeting) == Greeting("127.0.0.1 to 127.0.0.1")
+        assert greeting == Hello(1, 2, address="127.0.0.1", driver_address="127.0.0.1")
         self.pool, end = socket.socketpair()
         spec = SessionSpec((), "", (), str(here), str(here / "tmp"), None, None, (), (), (), False, server=1)
         self.driver.listen(name, unix_sockets.listen(self.path, 8))

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.features.launchers.machines_starter import Layout, RankMachine
+from pytest_accel.core.launcher_env import LauncherEnv
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.machines_starter import Layout
 
-ONE, OTHER, THIRD = (RankMachine(name, "") for name in ("one", "two", "three"))
-TWO = Layout((ONE, OTHER), 2)
-THREE = Layout((ONE, OTHER, THIRD), 2)
+
+def layout_of(machines: int) -> Layout:
+    """Return the layout of two processes on each of so many machines."""
+    hellos = [Hello(rank, 1, host=str(rank // 2)) for rank in range(2 * machines)]
+    return Layout(LauncherEnv("torchrun", 0, len(hellos), 0, 2, ()), hellos)
+
+
+TWO, THREE = layout_of(2), layout_of(3)
 
 
 @pytest.mark.parametrize(

@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_accel.features.launchers import machine_link
-from pytest_accel.features.launchers.machine_link import AgentLink, WrongSecret
-from pytest_accel.features.ray.ray_cluster import ClusterMachines
-from pytest_accel.features.ray.ray_messages import Invitation, NodeHello
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.ray.ray_cluster import ClusterStarter
+from pytest_accel.features.ray.ray_messages import AgentEnded, AgentStarted, Invitation, ToHelper
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 
 
 def greet(invitation: Invitation) -> AgentLink:
-    """Call as the agent of the invitation's machine. Raise WrongSecret if it has another key."""
-    hello = NodeHello(invitation.machine)
-    key = bytes.fromhex(invitation.key)
-    return machine_link.call(["127.0.0.1"], invitation.port, key, lambda *_: hello, "the driver", 0)
+    """Call as the agent of the invitation's machine. Raise ConnectionError if it has another key."""
+    key, hello = bytes.fromhex(invitation.key), Hello(invitation.machine, 1, host="node-1")
+    return machine_link.call(["127.0.0.1"], invitation.port, key, hello, "the driver", 0)
 
 
-def test_only_expected_agents_with_the_key_are_admitted() -> None:
+def test_only_one_agent_with_the_key_is_admitted_for_each_machine_and_its_loss_is_reported() -> None:
     async def call() -> None:
-        lost: asyncio.Queue[int] = asyncio.Queue()
-        machines = ClusterMachines(Settings(), lost.put_nowait)
-        machines.add("node-1", "127.0.0.1")
-        invitation = replace(machines.invitation, machine=1)
-        with pytest.raises(WrongSecret):
+        ours, theirs = unix_sockets.pair()
+        helper = Connection(theirs.detach())
+        cluster = SimpleNamespace(settings=Settings(), connection=Connection(ours.detach()))
+        here, unused = cast(Any, Mock()), cast(Any, Mock())
+        starter = ClusterStarter(unused, here, unused, cast(Any, cluster))
+        starter.warm()
+        here.warm.assert_called_once_with()  # Other tests of pytest's machine use the same fork server.
+        helper.send_bytes(encode(AgentStarted("node-1", "127.0.0.1")))
+        invitation = replace(decode(helper.recv_bytes(), ToHelper), machine=1)
+        with pytest.raises(ConnectionError, match="it has another secret"):
             await asyncio.to_thread(greet, replace(invitation, key="00" * 32))
-        strangers = [await asyncio.to_thread(greet, replace(invitation, machine=number)) for number in (2, 0)]
         link = await asyncio.to_thread(greet, invitation)
-        await asyncio.wait_for(machines.joined(1), 60)
-        admitted = dict(machines.clients)
-        strangers.append(await asyncio.to_thread(greet, invitation))  # An invitation is valid once.
-        await asyncio.sleep(0.5)
-        assert machines.clients == admitted
-        assert list(admitted) == [1]
-        for caller in (*strangers, link):
-            await asyncio.to_thread(caller.close)
-        assert await asyncio.wait_for(lost.get(), 60) == 1
-        machines.close()
+        await asyncio.wait_for(starter._join_of(1), 60)
+        admitted = dict(starter._clients)
+        other = await asyncio.to_thread(greet, invitation)  # An invitation is valid once.
+        await asyncio.to_thread(other.close)
+        await asyncio.to_thread(link.close)
+        ended = await asyncio.to_thread(lambda: decode(helper.recv_bytes(), ToHelper))
+        assert ended == AgentEnded(1, "the controller has lost it")
+        assert starter._clients == admitted
+        assert [client.machine for client in admitted.values()] == ["node-1"]
+        assert await starter.stop()
 
     asyncio.run(call())
