@@ -15,7 +15,7 @@ from pytest_accel.settings.options import Settings
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 TWO_NODES = Layout(
     LauncherEnv("torchrun", 0, 4, 0, 2, ()),
-    [Hello(rank, 1, host=name) for rank, name in enumerate(("one", "one", "two", "two"))],
+    [Hello(rank, 1, host=name, machine=name) for rank, name in enumerate(("one", "one", "two", "two"))],
 )
 
 

@@ -32,7 +32,9 @@ class Hello(Struct, frozen=True):
     cores: tuple[int, ...] = ()
     """The CPU cores that the launcher lets this process use; empty if this is not known."""
     host: str = ""
-    """The host name, by which machines are told apart."""
+    """The machine's host name."""
+    machine: str = ""
+    """The result of `machine_identity`; empty on one machine."""
     address: str = ""
     """The address of this machine in its connection to rank 0."""
     driver_address: str = ""

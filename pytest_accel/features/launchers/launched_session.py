@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core import log
 from pytest_accel.core.clock import monotonic
@@ -69,7 +70,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         for name in of_a_rank(os.environ):
             del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
         if where is not None:
-            session = _enter_several(process, hello, where)
+            session = _enter_several(process, structs.replace(hello, machine=rendezvous.machine_identity()), where)
         elif process.rank != 0:
             raise SystemExit(wait_for_end(rendezvous.join(process, hello)))
         else:
@@ -114,14 +115,14 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     The first of `hellos` is rank 0's. The masks of machines may differ, as their devices do.
     """
     first = hellos[0]
-    counts = Counter(hello.host for hello in hellos)
+    counts = Counter(hello.machine for hello in hellos)
     if len(set(counts.values())) > 1:
         there = ", ".join(map(str, counts.values()))
         return f"{launcher} has started different numbers of processes on the machines ({there}): start as many on each"
     for other in hellos[1:]:
         for what, own in first.facts.items():
             found = other.facts.get(what)
-            if found != own and not (what == _DEVICES and first.host != other.host):
+            if found != own and not (what == _DEVICES and first.machine != other.machine):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {own}, rank "
                     f"{other.rank} has {found}; start all with the same, or use --accel-launcher off, with which each "

@@ -14,6 +14,7 @@ without bytes ends it. The driver opens all streams, and the first bytes name th
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -28,6 +29,7 @@ from itertools import count
 import zmq
 from msgspec import structs
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from pytest_accel.compat.loop_tasks import GuardedLoop
 from pytest_accel.core import threads
@@ -51,6 +53,9 @@ _CALL_TIMEOUT = 3.0
 """Seconds that an attempt to connect may take."""
 _RETRY_INTERVAL = 0.05
 """Seconds between two attempts to connect to the driver."""
+_REFUSED_TIMEOUT = 5.0
+"""Seconds for which to retry if the process at the driver's address ends the handshake: a busy driver may be too slow
+for it, which looks like another secret."""
 _LONGEST = 1 << 24
 """Maximum number of bytes in a message."""
 _CHUNK = 1 << 16
@@ -59,12 +64,13 @@ _NO_STREAM = 0
 """The number of messages that belong to no stream."""
 _CLOCK = struct.Struct("!d")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_REFUSED = (
-    "the process that listens there has closed the connection: it has another secret (PYTEST_ACCEL_SECRET), or is "
-    "another program"
-)
+_OTHER_PROGRAM = "the process that listens there"
 Target = AgentTarget | Inspection | RankTarget
 """The target of a stream."""
+
+
+class WrongSecret(ConnectionError):
+    """The listening process did not accept this process: it has another secret or job, or is no driver."""
 
 
 class _MachineLink(ABC):
@@ -337,9 +343,10 @@ class AgentLink(_MachineLink):
         self._socket.send_multipart([_NO_STREAM.to_bytes(4, "big"), encode(hello)])
         sources = dict(poller.poll(_HANDSHAKE_TIMEOUT * 1000))
         if self._monitor in sources:
-            raise ConnectionResetError(_REFUSED)
+            error = WrongSecret if recv_monitor_message(self._monitor)["event"] & _FAILED else ConnectionResetError
+            raise error(f"{_OTHER_PROGRAM} has closed the connection")
         if not sources:
-            raise ConnectionError("the process that listens there does not answer")
+            raise ConnectionError(f"{_OTHER_PROGRAM} does not answer")
         # The driver has read its clock some time between the two moments.
         self.clock = _CLOCK.unpack(self._socket.recv_multipart()[1])[0] - (began + monotonic()) / 2
 
@@ -371,9 +378,9 @@ def call(addresses: Sequence[str], port: int, key: bytes, hello: Hello, driver: 
     """Connect to the driver at one of `addresses`, and greet it with `hello` and the addresses of the connection.
 
     `driver` is its name in the log. Retry for `timeout` seconds, then raise ConnectionError with the reason for each
-    address: a busy driver may be too slow for the handshake, which looks like another secret.
+    address: :class:`WrongSecret` if a process that listens there has refused the connection for some seconds.
     """
-    deadline = monotonic() + timeout
+    deadline, refused_since = monotonic() + timeout, None
     errors: dict[str, Exception] = {}
     while True:
         for address in addresses:
@@ -385,8 +392,11 @@ def call(addresses: Sequence[str], port: int, key: bytes, hello: Hello, driver: 
                 if str(error) != str(errors.get(address)):
                     step("cannot connect to %s at %s, port %d: %s", driver, address, port, error)
                 errors[address] = error
-        if monotonic() >= deadline:
-            raise ConnectionError("; ".join(f"{address}: {error}" for address, error in errors.items()))
+        is_refused = any(isinstance(error, WrongSecret) for error in errors.values())
+        refused_since = (refused_since or monotonic()) if is_refused else None
+        if monotonic() >= min(deadline, math.inf if refused_since is None else refused_since + _REFUSED_TIMEOUT):
+            reasons = "; ".join(f"{address}: {error}" for address, error in errors.items())
+            raise (WrongSecret if is_refused else ConnectionError)(reasons)
         time.sleep(_RETRY_INTERVAL)
 
 

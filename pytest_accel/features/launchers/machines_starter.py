@@ -44,11 +44,15 @@ class Layout:
         """The maximum number of ranks of a world."""
         groups: dict[str, list[Hello]] = {}
         for hello in hellos:
-            groups.setdefault(hello.host, []).append(hello)
+            groups.setdefault(hello.machine, []).append(hello)
         self.groups = tuple(groups.values())
         """The processes of each machine: rank 0's first, then in the order of their lowest ranks."""
-        own_address = self.groups[-1][0].driver_address
-        self.machines = tuple(RankMachine(host, group[0].address or own_address) for host, group in groups.items())
+        hosts = [group[0].host for group in self.groups]
+        addresses = [group[0].address or self.groups[-1][0].driver_address for group in self.groups]
+        self.machines = tuple(
+            RankMachine(host if hosts.count(host) == 1 else f"{host} ({address})", address)
+            for host, address in zip(hosts, addresses, strict=True)
+        )
 
     @property
     def about(self) -> str:

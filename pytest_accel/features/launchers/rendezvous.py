@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -113,6 +114,19 @@ def find_address(environ: Mapping[str, str], process: LauncherEnv) -> Address | 
     key = hmac.digest(secret.encode(errors="surrogateescape"), job, "sha256")
     number = int.from_bytes(hashlib.sha256(job).digest(), "big")
     return Address(host, _PORTS[number % len(_PORTS)] if has_store else int(port), key)
+
+
+def machine_identity() -> str:
+    """Return a text that identifies this machine or container.
+
+    Processes with the same identity see the same file systems, process ids and network (namespaces(7)). Addresses and
+    host names do not tell: they may be equal on different machines.
+    """
+    found = [platform.node()]
+    with suppress(OSError):
+        found = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()]
+        found += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid")]
+    return " ".join(found)
 
 
 def _gather(
@@ -300,11 +314,16 @@ def join_machines(process: LauncherEnv, own: Hello, where: Address, timeout: flo
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    from pytest_accel.features.launchers.machine_link import call  # Imported here, since it needs pyzmq.
+    from pytest_accel.features.launchers.machine_link import WrongSecret, call  # Imported here, since it needs pyzmq.
 
     step("looks for rank 0 at %s, port %d", where.host, where.port)
     try:
         return call([where.host], where.port, where.key, own, "rank 0", timeout)
+    except WrongSecret:
+        raise RendezvousError(
+            f"the process that listens for rank 0 at {where.host}, port {where.port}, has another secret "
+            f"({SECRET_VARIABLE}) than rank {process.rank} on {own.host}, or belongs to another job"
+        ) from None
     except ConnectionError as error:
         raise _unreachable(process, own, f"{where.host}, port {where.port}", timeout, str(error)) from None
 

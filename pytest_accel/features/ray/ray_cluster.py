@@ -11,7 +11,8 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from asyncio import Future, get_running_loop, shield
+from asyncio import Future, get_running_loop, shield, wait_for
+from asyncio import TimeoutError as WaitTimeoutError
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60
 """Seconds in which the cluster must answer. Ray itself tries for half a minute to reach a head that does not answer."""
+_JOIN_TIMEOUT = 120.0
+"""Seconds in which the agent of a node of a place must join: Ray starts processes for this."""
 _CLOSE_TIMEOUT = 10.0
 """Seconds that the helper may take to give everything back to Ray. After that it is killed.
 
@@ -227,7 +230,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
             place = await taken.placed
             taken.why = ""
             for machine in dict.fromkeys(place.machines):
-                await shield(self._join_of(machine))
+                await self._await_agent(machine)
             return place
         except BaseException:
             self._send(ReleasePlace(taken.number))  # The request may have got a place at this moment.
@@ -314,6 +317,14 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
     def _join_of(self, machine: int) -> Future[None]:
         """Return the future in `_joined` of a machine."""
         return self._joined.setdefault(machine, self._loop.create_future())
+
+    async def _await_agent(self, machine: int) -> None:
+        """Wait until the agent of a machine has joined. Raise LostPlaceError if it does not."""
+        try:
+            await wait_for(shield(self._join_of(machine)), _JOIN_TIMEOUT)
+        except WaitTimeoutError:
+            name = self._machines[machine].name
+            raise LostPlaceError(f"the agent on {name} was not started by Ray in {_JOIN_TIMEOUT:g} s") from None
 
     def _admit(self, agent: str, hello: Hello) -> None:
         """Admit the agent of a machine, unless one has joined for it, or may not join any more."""

@@ -17,7 +17,8 @@ import platform
 import socket
 import subprocess
 import tempfile
-from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, to_thread, wait
+from asyncio import Future, Task, ensure_future, gather, get_running_loop, sleep, to_thread, wait, wait_for
+from asyncio import TimeoutError as WaitTimeoutError
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ _LOOK_INTERVAL = 0.5
 _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (reports come every 0.1 s). A group that is requested
 earlier, or that waits, may fail to be placed, and Ray tries again only after 0.7 s."""
+_DEVICES_TIMEOUT = 120.0
+"""Seconds in which Ray must name the devices of a place: it starts processes for this."""
 _EXIT_TIMEOUT = 5.0
 """Seconds in which the agents must exit when the session ends, before they are killed."""
 _TAIL = 4_000
@@ -347,7 +350,10 @@ class Places:
         for index, (ranks, amount) in enumerate(zip(bundles.ranks, bundles.amounts, strict=True)):
             node = self.nodes[names[index]]
             parts.append((self._agent_on(node).machine, ranks, self._devices(group, bundles.resource, amount, index)))
-        devices = await gather(*(named for _, _, named in parts))
+        try:
+            devices = await wait_for(gather(*(named for _, _, named in parts)), _DEVICES_TIMEOUT)
+        except WaitTimeoutError:
+            raise LostPlaceError(f"Ray has not named the devices of a place in {_DEVICES_TIMEOUT:g} s") from None
         places = sorted((machine, ranks, found) for (machine, ranks, _), found in zip(parts, devices, strict=True))
         return PlaceReserved(
             request_id,

@@ -182,7 +182,7 @@ def test_a_difference_between_processes_names_both_values(other: dict[str, str],
 
 
 def test_machines_may_have_different_devices_but_not_different_numbers_of_processes() -> None:
-    there = hello(1, facts={**hello(0).facts, "visible devices": "A=1"}, host="there")
+    there = hello(1, facts={**hello(0).facts, "visible devices": "A=1"}, machine="there")
     assert find_difference("srun", [hello(0), there]) is None
     text = "srun has started different numbers of processes on the machines (2, 1): start as many on each"
     assert find_difference("srun", [hello(0), hello(2), there]) == text
@@ -335,7 +335,7 @@ def connect_to(where: Address) -> socket.socket:
 def test_a_process_with_another_secret_ends(address: Address) -> None:
     joined: list[object] = []
     other = replace(address, key=b"another key than that of rank 0.")
-    text = r"rank 1 on remote-node did not reach rank 0 .*: it has another secret \(PYTEST_ACCEL_SECRET\), or is"
+    text = r"has another secret \(PYTEST_ACCEL_SECRET\) than rank 1 on remote-node, or belongs to another job"
     link = machine_link.DriverLink(address.key, address.port, lambda *call: joined.append(call))
     with contextlib.closing(link), pytest.raises(RendezvousError, match=text):
         rendezvous.join_machines(world(1), hello(1, host="remote-node"), other, 0)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_accel.features.launchers import machine_link
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.machine_link import AgentLink
+from pytest_accel.features.launchers.machine_link import AgentLink, WrongSecret
 from pytest_accel.features.ray.ray_cluster import ClusterStarter
 from pytest_accel.features.ray.ray_messages import AgentEnded, AgentStarted, Invitation, ToHelper
 from pytest_accel.messages import unix_sockets
@@ -22,7 +22,7 @@ from pytest_accel.settings.options import Settings
 
 
 def greet(invitation: Invitation) -> AgentLink:
-    """Call as the agent of the invitation's machine. Raise ConnectionError if it has another key."""
+    """Call as the agent of the invitation's machine. Raise WrongSecret if it has another key."""
     key, hello = bytes.fromhex(invitation.key), Hello(invitation.machine, 1, host="node-1")
     return machine_link.call(["127.0.0.1"], invitation.port, key, hello, "the driver", 0)
 
@@ -38,7 +38,7 @@ def test_only_one_agent_with_the_key_is_admitted_for_each_machine_and_its_loss_i
         here.warm.assert_called_once_with()  # Other tests of pytest's machine use the same fork server.
         helper.send_bytes(encode(AgentStarted("node-1", "127.0.0.1")))
         invitation = replace(decode(helper.recv_bytes(), ToHelper), machine=1)
-        with pytest.raises(ConnectionError, match="it has another secret"):
+        with pytest.raises(WrongSecret):
             await asyncio.to_thread(greet, replace(invitation, key="00" * 32))
         link = await asyncio.to_thread(greet, invitation)
         await asyncio.wait_for(starter._join_of(1), 60)
