@@ -32,12 +32,7 @@ from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, consequence
-from pytest_accel.verdict.mismatches import (
-    compare_collectives,
-    compare_groups,
-    have_different_groups,
-    have_unmet_messages,
-)
+from pytest_accel.verdict.mismatches import have_different_groups, have_unmet_messages
 from pytest_accel.verdict.phase_verdict import Verdict
 
 _PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
@@ -199,38 +194,41 @@ def _rank_phase(outcome: RankOutcome) -> RankPhase:
 def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict` with what follows from the ranks' last messages."""
     finished = phase.finished.values()
-    leaks = sentences.leak_lines(phase.finished)
-    failing_leaks = leaks if phase.leaks == "fail" else []
-    uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
-    kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
+    ends = expected_ends.agreed(phase.announced)
+    uneven = sentences.uneven_collectives_lines(phase.finished)
+    groups = sentences.uneven_groups_lines(phase.finished)
+    kill_reason = next(iter(uneven + groups), None)
     missed = []
-    if ends := expected_ends.agreed(phase.announced):
-        if UNEVEN_COLLECTIVES in ends and not uneven:
-            missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
+    if UNEVEN_COLLECTIVES in ends and not uneven:
+        missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
+    if ends:
         # Other ranks notice an end at different times, and lose collectives that torch has started itself. No later
         # test meets what is left of them: the ranks are replaced.
         uneven = []
-    found = uneven + groups
-    mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch or ends else sentences.unawaited_lines(phase.finished, phase.folders)
-    problems = missed + mismatch + unawaited
-    problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
+    is_uneven = bool(uneven or groups or ends)
+    unawaited = [] if is_uneven else sentences.unawaited_lines(phase.finished, phase.folders)
+    leaks = sentences.leak_lines(phase.finished)
+    leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
+    kinds = ", ".join(dict.fromkeys(leak.kind.value for _, leak in leaking))
+    late = [left.late_teardown_error for left in finished if left.late_teardown_error]
+    found = [
+        (Cause(CauseKind.FAILED, "announced end"), missed),
+        (Cause(CauseKind.DISAGREED, "collectives"), uneven),
+        (Cause(CauseKind.DISAGREED, "process groups"), groups),
+        (Cause(CauseKind.FAILED, "unawaited collective"), unawaited),
+        (Cause(CauseKind.FAILED, "late teardown"), [*late, *phase.late_errors]),
+        (
+            Cause(CauseKind.LEAKED, kinds, tuple(dict.fromkeys(rank for rank, _ in leaking))),
+            leaks if phase.leaks == "fail" else [],
+        ),
+    ]
     if phase.failed_before:  # Mismatches and leaks are then consequences. Errors of fixtures are reported as by pytest.
-        problems, failing_leaks, found, missed, unawaited = [], [], [], [], []
-    problems += phase.late_errors
-    if (problems or failing_leaks) and verdict.outcome == "passed":
-        if found:
-            cause = Cause(CauseKind.DISAGREED, found[0].detail)
-        elif problems:
-            detail = "announced end" if missed else "unawaited collective" if unawaited else "late teardown"
-            cause = Cause(CauseKind.FAILED, detail)
-        else:
-            leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
-            kinds = dict.fromkeys(leak.kind.value for _, leak in leaking)
-            cause = Cause(CauseKind.LEAKED, ", ".join(kinds), tuple(dict.fromkeys(rank for rank, _ in leaking)))
-        verdict = _with_problems(verdict, cause, problems + failing_leaks, phase)
-    kill_reason = kill_reason or next(iter(unawaited), None)
+        found = [one for one in found if one[0].detail == "late teardown"]
+    problems = [line for _, lines in found for line in lines]
+    if problems and verdict.outcome == "passed":
+        cause = next(cause for cause, lines in found if lines)
+        verdict = _with_problems(verdict, cause, problems, phase)
     doubts = dict.fromkeys(left.doubt for left in finished if left.doubt)
     if have_unmet_messages(phase.finished):
         doubts[sentences.UNMET_MESSAGES] = None
@@ -242,7 +240,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
         retire=bool(doubts),
         warnings=tuple(warning for left in finished for warning in left.warnings),
         leak_warnings=tuple(leaks) if phase.leaks == "warn" else (),
-        kill_reason=kill_reason,
+        kill_reason=kill_reason or next(iter(unawaited), None),
     )
 
 

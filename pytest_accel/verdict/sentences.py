@@ -33,7 +33,7 @@ from pytest_accel.messages.rank_messages import (
     exited,
 )
 from pytest_accel.verdict.causes import Consequence, consequence
-from pytest_accel.verdict.mismatches import Mismatch
+from pytest_accel.verdict.mismatches import uneven_collectives, uneven_groups
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -257,18 +257,27 @@ def failed_subtests(numbers: Mapping[str, int]) -> str:
 # The end of a test
 
 
-def describe_mismatch(one: Mismatch) -> str:
-    """Return a line about the mismatch."""
-    numbers = ", ".join(f"rank {rank}: {number}" for rank, number in sorted(one.numbers.items()))
-    if one.detail == "collectives":
-        return (
-            f"the ranks issued different numbers of collectives in {group_label(one.group)} "
-            f"({ranks_text(one.members)}), counted since the group was made: {numbers}"
-        )
-    return (
-        f"the ranks made different numbers of process groups: {numbers}; every rank must call "
+def uneven_collectives_lines(finished: Mapping[int, Finished]) -> list[str]:
+    """Return a line for each process group in which the ranks issued different numbers of collectives."""
+    return [
+        f"the ranks issued different numbers of collectives in {group_label(name)} ({ranks_text(members)}), "
+        f"counted since the group was made: {_by_rank(numbers)}"
+        for (name, members), numbers in uneven_collectives(finished).items()
+    ]
+
+
+def uneven_groups_lines(finished: Mapping[int, Finished]) -> list[str]:
+    """Return a line if the ranks made different numbers of process groups."""
+    if not (numbers := uneven_groups(finished)):
+        return []
+    return [
+        f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
         "dist.new_group, also one that is no member, unless use_local_synchronization=True"
-    )
+    ]
+
+
+def _by_rank(numbers: Mapping[int, int]) -> str:
+    return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
 
 
 def unawaited_lines(finished: Mapping[int, Finished], folders: Folders) -> list[str]:

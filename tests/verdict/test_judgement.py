@@ -430,9 +430,11 @@ def test_a_leak_is_ignored_or_is_a_warning_or_a_failure(leaks: str, outcome: str
     assert (*verdict.leak_warnings, verdict.message)[0] == text
 
 
-def test_leaks_and_late_errors_are_not_reported_in_addition_to_a_failure() -> None:
-    bad = Finished(1, {}, leaks=(THREAD,), late_teardown_error="an error")
+def test_leaks_are_not_reported_in_addition_to_a_failure_but_errors_of_earlier_fixtures_are() -> None:
+    bad = Finished(1, {}, leaks=(THREAD,))
     assert at_the_end(bad, failed_before=True).outcome == "passed"
+    late = structs.replace(bad, late_teardown_error="an error")
+    assert at_the_end(late, failed_before=True).message == "an error"
     verdict = judged(failed(0), when="teardown", finished={0: bad})
     assert verdict.message == "assert 0 == 1"
 

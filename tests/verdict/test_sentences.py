@@ -16,6 +16,7 @@ from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import (
     ExitCause,
     Finished,
+    GroupUse,
     Leak,
     LeakKind,
     RankExit,
@@ -23,7 +24,6 @@ from pytest_accel.messages.rank_messages import (
     exited,
 )
 from pytest_accel.verdict import sentences
-from pytest_accel.verdict.mismatches import Mismatch
 from tests.flight_records import entry, record
 from tests.verdict.phases import FOLDERS, STACK, hung, judged, passed
 
@@ -117,26 +117,19 @@ PLACE = ("dist.isend", "test_a.py", 3)
 IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
 
 
-@pytest.mark.parametrize(
-    ("mismatch", "line"),
-    [
-        (
-            Mismatch("collectives", {0: 4, 1: 3}, DEFAULT_GROUP, (0, 1)),
-            f"the ranks issued different numbers of collectives in the default process group (ranks 0-1){IN_ALL}",
-        ),
-        (
-            Mismatch("collectives", {0: 4, 1: 3}, "1", (0, 1)),
-            f"the ranks issued different numbers of collectives in process group 1 (ranks 0-1){IN_ALL}",
-        ),
-        (
-            Mismatch("process groups", {0: 1, 1: 0}),
-            "the ranks made different numbers of process groups: rank 0: 1, rank 1: 0; every rank must call "
-            "dist.new_group, also one that is no member, unless use_local_synchronization=True",
-        ),
-    ],
-)
-def test_a_difference_between_the_ranks_at_the_end_of_a_test(mismatch: Mismatch, line: str) -> None:
-    assert sentences.describe_mismatch(mismatch) == line
+@pytest.mark.parametrize(("name", "group"), [(DEFAULT_GROUP, "the default process group"), ("1", "process group 1")])
+def test_different_numbers_of_collectives(name: str, group: str) -> None:
+    finished = {rank: Finished(1, {name: GroupUse((0, 1), number)}) for rank, number in ((1, 3), (0, 4))}
+    assert sentences.uneven_collectives_lines(finished) == [
+        f"the ranks issued different numbers of collectives in {group} (ranks 0-1){IN_ALL}"
+    ]
+
+
+def test_different_numbers_of_process_groups() -> None:
+    assert sentences.uneven_groups_lines({0: Finished(groups_by_test=1), 1: Finished()}) == [
+        "the ranks made different numbers of process groups: rank 0: 1, rank 1: 0; every rank must call "
+        "dist.new_group, also one that is no member, unless use_local_synchronization=True"
+    ]
 
 
 def test_a_collective_for_which_the_test_did_not_wait() -> None:
