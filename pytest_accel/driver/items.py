@@ -29,7 +29,7 @@ from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.serialization import RankDataError
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
-from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
+from pytest_accel.verdict.judgement import Phase, judge, plain_pass, reported_ends, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
 
 if TYPE_CHECKING:
@@ -213,6 +213,8 @@ class WorldRun:
         self._verdicts = verdicts
         self._subtests: list[dict[str, Any]] = []
         """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
+        self._reported_ends: set[int] = set()
+        """The ranks whose end has been reported with a phase of the test. It is reported only once."""
         began = monotonic()
         self._world: World | None = driver.begin(test)
         test.limits.leave_out(began)
@@ -254,22 +256,22 @@ class WorldRun:
         is_plain = world.monitor.reusable and not world.monitor.has_extras
         if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
             return plain
+        outcomes = [one for one in outcomes if one.report is not None or one.rank not in self._reported_ends]
         if all(one.ending == "passed" for one in outcomes):
             # The end of a rank in a later phase is reported with that phase alone, although it is known already.
             outcomes = [one._replace(later=None) for one in outcomes]
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
-        before = self._verdicts.values()
         phase = Phase(
             when=when,
             outcomes=outcomes,
+            size=self.spec.ranks,
             place=self._test.place,
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
             records=world.monitor.records,
-            failed_before=any(one.outcome == "failed" for one in before),
-            ended_before=frozenset().union(*(one.ended_ranks for one in before if when == "teardown")),
+            failed_before=any(one.outcome == "failed" for one in self._verdicts.values()),
             finished=finished,
             leaks=self._driver.settings.leaks,
             announced=world.announced,
@@ -285,6 +287,7 @@ class WorldRun:
         if phase_verdict.raises(verdict.leak_warnings, phase.place):
             phase = structs.replace(phase, leaks="fail")
             verdict = judge(phase)
+        self._reported_ends |= reported_ends(verdict, outcomes)
         world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)
         if when == "teardown" and not world.monitor.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)

@@ -44,6 +44,9 @@ class Phase(Struct, frozen=True, kw_only=True):
 
     when: When
     outcomes: Sequence[RankOutcome]
+    """The outcomes of all ranks but those whose end was reported with an earlier phase; see `reported_ends`."""
+    size: int
+    """Number of ranks of the world."""
     place: tuple[str, int]
     """File and line of the test, shown for failures that have no traceback."""
     about: str
@@ -60,8 +63,6 @@ class Phase(Struct, frozen=True, kw_only=True):
     """The numbers of failed subtests and other checks of the phase, by the word for them; see `merged_subtests`."""
     failed_before: bool = False
     """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
-    ended_before: frozenset[int] = frozenset()
-    """Ranks whose end was reported with an earlier phase. It is reported only once."""
     announced: Sequence[Announced] = ()
     """The announcements of each rank of the test. `expected_ends.marked` marks the outcomes of the call."""
     finished: Mapping[int, Finished] = field(default_factory=dict)
@@ -96,21 +97,12 @@ def plain_pass(
 
 def judge(phase: Phase) -> Verdict:
     """Return the verdict on `phase`."""
-    size = len(phase.outcomes)
     is_announced = any(one.ends for one in phase.announced)
-    if phase.ended_before:
-        reported = [one for one in phase.outcomes if one.report is not None or one.rank not in phase.ended_before]
-        phase = structs.replace(phase, outcomes=reported)
     outcomes = phase.outcomes
     verdict = _merge(phase)
     if phase.when == "call":
         verdict = _compare_with_announced(verdict, phase)
-    if verdict.outcome == "failed":
-        verdict = structs.replace(
-            verdict,
-            ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
-        )
-    elif verdict.outcome == "passed" and phase.failed_subtests:
+    if verdict.outcome == "passed" and phase.failed_subtests:
         text = sentences.failed_subtests(phase.failed_subtests)
         verdict = _with_problems(verdict, Cause(CauseKind.FAILED, "subtests"), [text], phase)
     if phase.finished:
@@ -118,9 +110,8 @@ def judge(phase: Phase) -> Verdict:
     sent = {one.rank: one.report.plugin_data for one in outcomes if one.report is not None}
     return structs.replace(
         verdict,
-        ended_ranks=verdict.ended_ranks.union(one.rank for one in outcomes if one.expected and one.report is None),
         duration=max(map(_seconds, outcomes), default=0.0),
-        properties=(*verdict.properties, *_end_properties(phase.finished, size), *properties(outcomes)),
+        properties=(*verdict.properties, *_end_properties(phase.finished, phase.size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: loads(data) for rank, data in sent.items() if data},
         # If ranks end the phase, or a subtest, differently, a rank may have sent a message that nobody has read.
@@ -129,6 +120,13 @@ def judge(phase: Phase) -> Verdict:
         or (phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
         or is_announced,
     )
+
+
+def reported_ends(verdict: Verdict, outcomes: Sequence[RankOutcome]) -> set[int]:
+    """Return the ranks whose end is part of the report of a phase with this `verdict` and these `outcomes`."""
+    expected = {one.rank for one in outcomes if one.expected and one.report is None}
+    shown = {one.rank for one in outcomes if one.report is None or one.later} if verdict.outcome == "failed" else set()
+    return expected | shown
 
 
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
@@ -253,7 +251,7 @@ def _with_problems(verdict: Verdict, cause: Cause, problems: Sequence[str], phas
 
 def _merge(phase: Phase) -> Verdict:
     """Return the verdict that follows from the ranks' own outcomes."""
-    sections = _captured_output(phase.outcomes)
+    sections = _captured_output(phase)
     outcomes = [outcome for outcome in phase.outcomes if not outcome.expected]
     if all(outcome.ending == "passed" for outcome in outcomes):
         unexpected = [text for outcome in outcomes if (text := sentences.wasxfail(outcome)) is not None]
@@ -358,7 +356,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
     same = sentences.alike(root, outcomes, phase.folders)
-    label = ranks_text(same) if len(outcomes) > 1 else ""
+    label = ranks_text(same) if phase.size > 1 else ""
     says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
     error = None if root.report is None else root.report.exception
     cause = cause_of(root, same)
@@ -367,9 +365,9 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     else:
         message, lines = root.headline, root.text.splitlines()
         if not says_all:
-            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.records, phase.folders)
+            message, lines = sentences.failure_message(root, label, outcomes, phase.when, phase.records, phase.folders)
         longrepr = _source_longrepr(root.stack, message, lines, phase)
-    if len(outcomes) > 1 and not says_all:
+    if label and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
         lines = sentences.summary(root, same, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
@@ -399,7 +397,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     """
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
-    sections = sentences.stacks(phase.outcomes, root, phase.folders)
+    sections = sentences.stacks(phase.outcomes, root, phase.size, phase.folders)
     if lines := sentences.collective_lines(stacks, phase.records, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
@@ -440,15 +438,15 @@ def _crashes(longrepr: Any) -> list[dict[str, Any]]:
     return [crash for crash in (longrepr["reprcrash"], *(entry[1] for entry in last)) if crash is not None]
 
 
-def _captured_output(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:
+def _captured_output(phase: Phase) -> tuple[tuple[str, str], ...]:
     """Return title and text of the captured output; ranks that wrote the same text share one section."""
     merged: dict[tuple[str, str], list[int]] = {}
-    for outcome in outcomes:
+    for outcome in phase.outcomes:
         end = outcome.later or outcome
         reported = outcome.report.report.get("sections", ()) if outcome.report is not None else ()
         if reported or end.sections:
             for name, text in dict.fromkeys(map(tuple, (*reported, *end.sections))):
                 merged.setdefault((name, text), []).append(outcome.rank)
-    if len(outcomes) == 1:
+    if phase.size == 1:
         return tuple(merged)
     return tuple((f"{name} [{ranks_text(ranks)}]", text) for (name, text), ranks in merged.items())

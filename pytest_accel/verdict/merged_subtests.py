@@ -118,6 +118,7 @@ def _judged(reports: _Reports, number: int, phase: Phase) -> dict[str, Any]:
         Phase(
             when=phase.when,
             outcomes=outcomes,
+            size=phase.size,
             place=phase.place,
             about=phase.about,
             is_fake=phase.is_fake,

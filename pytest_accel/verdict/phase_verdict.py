@@ -57,8 +57,6 @@ class Verdict(Struct, frozen=True):
     """The phase in each rank."""
     place: tuple[str, int] | None = None
     """File and line of a failure that a rank has reported; None if `longrepr` has them."""
-    ended_ranks: frozenset[int] = frozenset()
-    """Ranks whose end is part of a reported failure."""
 
     def exception(self) -> BaseException | None:
         """Return the exception by which pytest learns the outcome in the driver; None if the phase passed."""

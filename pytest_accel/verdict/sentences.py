@@ -162,18 +162,21 @@ def problem_lines(problem: RankProblem | str) -> str:
 
 def failure_message(
     root: RankOutcome,
-    ranks: Sequence[int],
+    label: str,
     outcomes: Sequence[RankOutcome],
     when: When,
     records: Mapping[int, FlightRecord],
     folders: Folders,
 ) -> tuple[str, list[str]]:
-    """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
-    who = ranks_text(ranks) if len(outcomes) > 1 else ALONE
+    """Return the summary line and the text for ranks that ended like `root`, and did not report it themselves.
+
+    `label` names these ranks; it is empty for the only rank of a test.
+    """
+    who = label or ALONE
     if root.hang is not None:
         message = f"{who}: {_describe_stop(root, folders)}"
         if root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
-            message = _describe_timeout(root.hang, outcomes, records, folders)
+            message = _describe_timeout(root.hang, label, outcomes, records, folders)
         return message, [message]
     if root.headline:
         return f"{who}: {root.headline}", root.text.splitlines()
@@ -501,7 +504,7 @@ def _describe_stop(outcome: RankOutcome, folders: Folders) -> str:
 
 
 def _describe_timeout(
-    hang: Hang, outcomes: Sequence[RankOutcome], records: Mapping[int, FlightRecord], folders: Folders
+    hang: Hang, label: str, outcomes: Sequence[RankOutcome], records: Mapping[int, FlightRecord], folders: Folders
 ) -> str:
     """Return the message for ranks that timed out or are in a deadlock, as `hang` says.
 
@@ -516,7 +519,7 @@ def _describe_timeout(
         return f"{about}: {'; '.join(found)}"
     by_position = _grouped((_position(one, records, folders), one.rank) for one in hung)
     parts = [
-        f"{ranks_text(ranks)} {position}" if len(outcomes) > 1 else position
+        f"{ranks_text(ranks)} {position}" if label else position
         for (_, position), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
@@ -616,7 +619,9 @@ def _of_group(group: str) -> str:
     return "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
 
 
-def stacks(outcomes: Sequence[RankOutcome], shown: RankOutcome | None, folders: Folders) -> list[tuple[str, str]]:
+def stacks(
+    outcomes: Sequence[RankOutcome], shown: RankOutcome | None, size: int, folders: Folders
+) -> list[tuple[str, str]]:
     """Return title and text of each place at which ranks hung or crashed.
 
     The frames of the rank of `shown` are left out: they are the traceback of the failure.
@@ -629,7 +634,7 @@ def stacks(outcomes: Sequence[RankOutcome], shown: RankOutcome | None, folders: 
         own = {rank: text for rank, text in own.items() if text != above}
     found = (("stacks", own), ("stacks of other threads and tasks", threads))
     return [
-        (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, texts[ranks[0]])
+        (f"[{ranks_text(ranks)}] {title}" if size > 1 else title, texts[ranks[0]])
         for title, texts in found
         for ranks in _alike(texts)
     ]

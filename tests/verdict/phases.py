@@ -58,7 +58,8 @@ def judged(*outcomes: RankOutcome, when: When = "call", announced: Sequence[Anno
     """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
     about = f"{len(outcomes)} on sim"
     seen = marked(outcomes, announced) if when == "call" else outcomes
-    phase = Phase(when=when, outcomes=seen, place=PLACE, about=about, folders=FOLDERS, announced=announced, **more)
+    more = {"size": len(outcomes), "place": PLACE, "about": about, "folders": FOLDERS, **more}
+    phase = Phase(when=when, outcomes=seen, announced=announced, **more)
     verdict = judge(phase)
     plain = plain_pass(outcomes, announced, phase.finished)
     # The driver asks for a plain pass only if there is none of these.

@@ -17,7 +17,7 @@ from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, Rank
 from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, GroupUse, Leak, LeakKind, PhaseReport, When
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
-from pytest_accel.verdict.judgement import plain_pass, properties, text_longrepr
+from pytest_accel.verdict.judgement import plain_pass, properties, reported_ends, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
 from tests.flight_records import entry, record
 from tests.verdict.phases import (
@@ -439,11 +439,19 @@ def test_leaks_are_not_reported_in_addition_to_a_failure_but_errors_of_earlier_f
     assert verdict.message == "assert 0 == 1"
 
 
-def test_the_end_of_a_rank_is_reported_once() -> None:
-    first = judged(passed(0)._replace(later=died(0)), failed(1))
-    assert first.ended_ranks == {0}
-    assert judged(died(0), passed(1), when="teardown").outcome == "failed"
-    assert judged(died(0), passed(1), when="teardown", ended_before=first.ended_ranks).outcome == "passed"
+def test_the_end_of_a_rank_is_reported_with_a_failure_or_as_announced() -> None:
+    died_later = passed(0)._replace(later=died(0))
+    assert reported_ends(Verdict("failed"), [died_later, failed(1), died(2)]) == {0, 2}
+    assert reported_ends(Verdict("skipped"), [died_later, skipped(1)]) == set()
+    announced = died(1)._replace(expected=True), failed(2)._replace(expected=True, later=died(2))
+    assert reported_ends(Verdict("passed"), [passed(0), *announced]) == {1}
+
+
+def test_a_failure_after_the_end_of_the_only_other_rank_names_its_rank() -> None:
+    verdict = judged(failed(1, sections=[OUTPUT]), when="teardown", size=2)
+    assert verdict.message == "rank 1: assert 0 == 1"
+    assert verdict.sections == ((f"{OUTPUT[0]} [rank 1]", OUTPUT[1]),)
+    assert judged(hung(1), when="teardown", size=2).message == "timed out after 5 s: rank 1 at test_it.py:12"
 
 
 @pytest.mark.parametrize("when", ["call", "teardown"])

@@ -20,7 +20,8 @@ def phase(*endings: Ending, **more: Any) -> Phase:
         RankOutcome(rank, ending, report=PhaseReport(1, "call", {"outcome": ending}, 1.0))
         for rank, ending in enumerate(endings)
     ]
-    return Phase(when="call", outcomes=outcomes, place=("test_it.py", 3), about=f"{len(endings)} on sim", **more)
+    size, place = len(endings), ("test_it.py", 3)
+    return Phase(when="call", outcomes=outcomes, size=size, place=place, about=f"{size} on sim", **more)
 
 
 TWO_PASSED = phase("passed", "passed")
