@@ -200,7 +200,7 @@ class UnmarkedTestHooks:
         if call.excinfo is not None and getattr(call.excinfo.value, NOT_RUN, None) is True:
             from pytest_accel.verdict import phase_verdict
 
-            phase_verdict.report_not_run(report, call.excinfo.value)
+            phase_verdict.report_not_run(report)
         if MARKED in item.stash:
             return report  # The test runs in ranks.
         if self._unusable and report.failed:

@@ -85,13 +85,11 @@ class RuntestHooks:
         return report
 
     @pytest.hookimpl(wrapper=True, specname="pytest_runtest_makereport")
-    def pytest_conclude_report(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_conclude_report(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         marked = marked_of(item)
         if marked is not None:
-            marked.conclude_report(report, call.excinfo.value if call.excinfo is not None else None)
+            marked.conclude_report(report)
         return report
 
 

@@ -16,7 +16,7 @@ from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.stash_keys import MARKED, NOT_TORN_DOWN, VARIANT
+from pytest_accel.core.stash_keys import MARKED, NOT_RUN, NOT_TORN_DOWN, VARIANT
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.python_stacks import stack_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
@@ -27,7 +27,6 @@ from pytest_accel.driver.item_plan import ItemPlan, MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
 from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
-from pytest_accel.messages.serialization import RankDataError
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
 from pytest_accel.verdict.judgement import Phase, judge, plain_pass, reported_ends, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
@@ -129,6 +128,8 @@ class MarkedItem(MarkedTest):
         assert self._run is not None
         verdict = self._verdicts[when] = self._run.phase(when)
         if (error := verdict.exception()) is not None:
+            if self._run.was_refused:
+                vars(error)[NOT_RUN] = True
             raise error
 
     # Hooks of the phases' reports
@@ -175,16 +176,10 @@ class MarkedItem(MarkedTest):
         report.outcome = "failed"
         return Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
 
-    def conclude_report(self, report: pytest.TestReport, error: BaseException | None) -> None:
-        """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""
-        failed_outside = (
-            (self._run is not None and self._run.was_refused)
-            or isinstance(error, RankDataError)
-            or self._failed_in_merge
-        )
-        if failed_outside and hasattr(report, "wasxfail"):
-            del report.wasxfail  # xfail covers failures of the test, not failures to run it or to merge its data.
-            report.outcome = "failed"
+    def conclude_report(self, report: pytest.TestReport) -> None:
+        """Complete the report of a phase after pytest has applied xfail to it."""
+        if self._failed_in_merge:
+            phase_verdict.report_not_run(report)
         verdict = self._verdicts.get(report.when)
         # Not during the phase: pytest would capture the output of plugins as the test's.
         if verdict is not None and verdict.warnings:
@@ -220,7 +215,7 @@ class WorldRun:
         test.limits.leave_out(began)
         self.spec = self._world.grant.spec
         """The world in which the test was started. It stays known when the world has been given back."""
-        self.was_refused = self._world.has_refused
+        self.was_refused = self._world.refused
         """True if a rank could not run the test, and the other ranks have not run it either."""
         # For junit files and report hooks.
         self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])

@@ -76,8 +76,8 @@ class World:
         """The families of tests that all ranks have collected, by path of the file."""
         self._not_expected: set[NodeRef] = set()
         """The collected tests that have marks ``xfail``, if no rank applies any of these marks."""
-        self._refused: NodeRef | None = None
-        """The test that a rank cannot run, until :meth:`send` is called for it."""
+        self.refused = False
+        """True if a rank cannot run the current test, which is then not sent to the ranks."""
         self._busy = False
         """True from the request to collect a file to its answer, and once a test has been sent."""
         self.used = False
@@ -104,8 +104,8 @@ class World:
     def number(self) -> int:
         return self.grant.spec.world
 
-    def start(self, node: NodeRef) -> bool:
-        """Wait until every rank is ready for the test `node`. If one is not, the outcome of its setup says why.
+    def start(self) -> bool:
+        """Wait until every rank is ready for a test. If one is not, the outcome of the test's setup says why.
 
         Return False if a rank of a warm world has died: the test has nothing to do with that, and gets another world.
         """
@@ -115,7 +115,7 @@ class World:
         if self.grant.warm and any(end.ending == "died" for end in ends):
             return False
         if ends:
-            self._refuse(node)
+            self._refuse()
         return True
 
     def fits(self, key: WorldKey) -> bool:
@@ -132,8 +132,6 @@ class World:
         The time that this takes, for example for imports, is no part of any limit of the test. If a rank cannot run
         the test, the outcome of its setup says why.
         """
-        node = request.node
-        self._refused = None  # The refused test may never have reached its setup, for another reason.
         self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
@@ -142,15 +140,15 @@ class World:
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == len(self._ranks) and self._prepare(answers):
-            self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
+            self._families[request.node.path] = frozenset.intersection(*(answer.families for answer in answers))
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
-        self._refuse(node)
+        self._refuse()
 
-    def _refuse(self, node: NodeRef) -> None:
-        """Record that the test `node` is not sent to the ranks, since a rank cannot run it."""
-        self._refused = node
+    def _refuse(self) -> None:
+        """Record that the test is not sent to the ranks, since a rank cannot run it."""
+        self.refused = True
         for rank in self._ranks:
             problem = "" if rank.collected is None else rank.collected.problem
             ending: Ending = "unstarted" if problem else "passed"
@@ -180,15 +178,6 @@ class World:
         """Return False if the collected test `node` has marks xfail, and none of them applies in any rank."""
         return node not in self._not_expected
 
-    def refuses(self, node: NodeRef) -> bool:
-        """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
-        return self._refused == node
-
-    @property
-    def has_refused(self) -> bool:
-        """True if the current test was not sent to the ranks, because a rank cannot run it."""
-        return any(rank.not_run is not None for rank in self._ranks)
-
     def _await(self, is_ready: Callable[[LinkToRank], bool], hang: Hang) -> None:
         """Wait until each living rank is ready; count ranks that are not ready in time as hung."""
         self._held_up = 0.0
@@ -217,8 +206,7 @@ class World:
         One message is for all phases. Ranks that waited for a message before the call would leave it out if a hook of
         the driver has failed by then; but each wait makes processes take turns, and costs up to a fifth of a test.
         """
-        refused, self._refused = self._refused, None
-        if refused == marked.node:
+        if self.refused:
             return
         self.used = self._busy = True
         self.monitor.begin(monotonic())

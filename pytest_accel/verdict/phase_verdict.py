@@ -161,14 +161,14 @@ def not_run(text: str) -> BaseException:
     return failure
 
 
-def report_not_run(report: pytest.TestReport, error: BaseException) -> None:
-    """Report the `error` of a test that has not run as marked: as a failure also with xfail, and by its text alone."""
+def report_not_run(report: pytest.TestReport) -> None:
+    """Report an error that is no failure of the test itself: as a failure also with xfail, and by its text alone."""
     if hasattr(report, "wasxfail"):
         del report.wasxfail
         report.outcome = "failed"
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        crash.message = str(error)  # pytest's short summary has ``Failed: `` before it.
+        crash.message = crash.message.removeprefix("Failed: ")  # pytest's short summary has the exception's name.
 
 
 def stand_in(sketch: ExceptionSketch) -> BaseException:
