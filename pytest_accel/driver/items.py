@@ -16,7 +16,7 @@ from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.stash_keys import MARKED, NOT_RUN, NOT_TORN_DOWN, VARIANT
+from pytest_accel.core.stash_keys import CAUSE, MARKED, NOT_RUN, NOT_TORN_DOWN, VARIANT
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.python_stacks import stack_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
@@ -29,7 +29,7 @@ from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
 from pytest_accel.verdict.judgement import Phase, judge, plain_pass, reported_ends, text_longrepr
-from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
+from pytest_accel.verdict.phase_verdict import Verdict
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
@@ -95,7 +95,8 @@ class MarkedItem(MarkedTest):
     def setup(self) -> None:
         __tracebackhide__ = True
         self.forget_run()
-        retract(self.item)
+        # A plugin may have run the test before.
+        self.item.user_properties[:] = [one for one in self.item.user_properties if one[0] != CAUSE]
         if self.missing is not None:
             if self._driver.settings.strict:
                 message = f"{self.missing} (--accel-strict)"
@@ -238,7 +239,8 @@ class WorldRun:
         finally:
             if when == "teardown":
                 self._world = None
-        publish(verdict, self._test.item)
+        if verdict.cause is not None:  # The reports from the present phase on have it.
+            self._test.item.user_properties.append((CAUSE, str(verdict.cause)))
         return verdict
 
     def _judge(self, when: When) -> Verdict:
@@ -260,10 +262,8 @@ class WorldRun:
         phase = Phase(
             when=when,
             outcomes=outcomes,
-            size=self.spec.ranks,
+            key=self._test.key,
             place=self._test.place,
-            about=self._test.key.about,
-            is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
             records=world.monitor.records,
             failed_before=any(one.outcome == "failed" for one in self._verdicts.values()),

@@ -25,6 +25,7 @@ from pytest_accel.core.frames import Folders
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.core.truncation import ranks_text
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_frames, source_of, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
@@ -39,20 +40,16 @@ _PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
 """The fields that each report of a phase has (`rank.reports.phase_data`)."""
 
 
-class Phase(Struct, frozen=True, kw_only=True):
+class Phase(Struct, frozen=True):
     """Everything from which the verdict on one phase of a test follows, or on a subtest (see `merged_subtests`)."""
 
     when: When
     outcomes: Sequence[RankOutcome]
     """The outcomes of all ranks but those whose end was reported with an earlier phase; see `reported_ends`."""
-    size: int
-    """Number of ranks of the world."""
+    key: WorldKey
+    """Key of the world in which the test runs."""
     place: tuple[str, int]
     """File and line of the test, shown for failures that have no traceback."""
-    about: str
-    """A description of the world in a few words."""
-    is_fake: bool = False
-    """True if the test has one process of a fake process group."""
     folders: Folders = Folders()
     """The folders by which paths are shown."""
     records: Mapping[int, FlightRecord] = field(default_factory=dict)
@@ -111,7 +108,7 @@ def judge(phase: Phase) -> Verdict:
     return structs.replace(
         verdict,
         duration=max(map(_seconds, outcomes), default=0.0),
-        properties=(*verdict.properties, *_end_properties(phase.finished, phase.size), *properties(outcomes)),
+        properties=(*verdict.properties, *_end_properties(phase.finished, phase.key.ranks), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: loads(data) for rank, data in sent.items() if data},
         # If ranks end the phase, or a subtest, differently, a rank may have sent a message that nobody has read.
@@ -356,7 +353,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
     same = sentences.alike(root, outcomes, phase.folders)
-    label = ranks_text(same) if phase.size > 1 else ""
+    label = ranks_text(same) if phase.key.ranks > 1 else ""
     says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
     error = None if root.report is None else root.report.exception
     cause = cause_of(root, same)
@@ -368,11 +365,11 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
             message, lines = sentences.failure_message(root, label, outcomes, phase.when, phase.records, phase.folders)
         longrepr = _source_longrepr(root.stack, message, lines, phase)
     if label and not says_all:
-        _put_above(longrepr, f"{label} of {phase.about}")
+        _put_above(longrepr, f"{label} of {phase.key.about}")
         lines = sentences.summary(root, same, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
-    elif phase.is_fake:
-        _put_above(longrepr, phase.about)
+    elif phase.key.fake_size is not None:
+        _put_above(longrepr, phase.key.about)
     longrepr["sections"] += _diagnosis(phase, root)
     place = sentences.place_of(root)
     return Verdict("failed", message, cause, error, longrepr, sections, place=place)
@@ -397,7 +394,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     """
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
-    sections = sentences.stacks(phase.outcomes, root, phase.size, phase.folders)
+    sections = sentences.stacks(phase.outcomes, root, phase.key.ranks, phase.folders)
     if lines := sentences.collective_lines(stacks, phase.records, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
@@ -447,6 +444,6 @@ def _captured_output(phase: Phase) -> tuple[tuple[str, str], ...]:
         if reported or end.sections:
             for name, text in dict.fromkeys(map(tuple, (*reported, *end.sections))):
                 merged.setdefault((name, text), []).append(outcome.rank)
-    if phase.size == 1:
+    if phase.key.ranks == 1:
         return tuple(merged)
     return tuple((f"{name} [{ranks_text(ranks)}]", text) for (name, text), ranks in merged.items())

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from pytest_accel import LeftoverWarning
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.core.stash_keys import CAUSE, NOT_RUN
+from pytest_accel.core.stash_keys import NOT_RUN
 from pytest_accel.core.truncation import cut_output
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.messages.serialization import stand_in_type
@@ -70,11 +70,6 @@ class Verdict(Struct, frozen=True):
             return stand_in(self.error)
         return RankError(self.message) if self.cause is None else RAISED[self.cause.kind](self.message)
 
-    @property
-    def failed_ranks(self) -> tuple[int, ...]:
-        """The ranks that the failure is about; empty if it is about none in particular."""
-        return () if self.cause is None else self.cause.ranks
-
     def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None], item: pytest.Item) -> None:
         """Put the ranks' results into pytest's `report` of the driver's phase, and their time into its `call`."""
         if self.duration:
@@ -104,17 +99,6 @@ class Verdict(Struct, frozen=True):
             "when": "call",
         }
         return item.config.hook.pytest_report_from_serializable(config=item.config, data=data).longrepr
-
-
-def publish(verdict: Verdict, item: pytest.Item) -> None:
-    """Add the cause of a failure to the properties of the reports of `item`, from the present phase on."""
-    if verdict.cause is not None:
-        item.user_properties.append((CAUSE, str(verdict.cause)))
-
-
-def retract(item: pytest.Item) -> None:
-    """Remove the causes of an earlier run of `item`, which a plugin has run again."""
-    item.user_properties[:] = [one for one in item.user_properties if one[0] != CAUSE]
 
 
 class RankError(Exception):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_accel.core.frames import Folders
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, PhaseReport, When, exited
 from pytest_accel.verdict.expected_ends import marked
@@ -54,11 +55,14 @@ def terminated(rank: int, event: RankEvent) -> RankOutcome:
     return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)
 
 
+def world_key(size: int) -> WorldKey:
+    return WorldKey("sim", None, size, grouped=True, devices_per_rank=0)
+
+
 def judged(*outcomes: RankOutcome, when: When = "call", announced: Sequence[Announced] = (), **more: Any) -> Verdict:
     """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
-    about = f"{len(outcomes)} on sim"
     seen = marked(outcomes, announced) if when == "call" else outcomes
-    more = {"size": len(outcomes), "place": PLACE, "about": about, "folders": FOLDERS, **more}
+    more = {"key": world_key(len(outcomes)), "place": PLACE, "folders": FOLDERS, **more}
     phase = Phase(when=when, outcomes=seen, announced=announced, **more)
     verdict = judge(phase)
     plain = plain_pass(outcomes, announced, phase.finished)

@@ -26,7 +26,7 @@ from pytest_accel.messages.rank_messages import (
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.expected_ends import announced_hang
 from pytest_accel.verdict.phase_verdict import Verdict
-from tests.verdict.phases import failed, hung, judged, passed, skipped, summary, terminated
+from tests.verdict.phases import failed, hung, judged, passed, skipped, summary, terminated, world_key
 
 EXIT = ExpectedEnd(1, status=7)
 KILLED = ExpectedEnd(1, status=-signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_a_survivor_is_judged_as_always() -> None:
     for other in (ended(7, 2), hung(2), skipped(2), RankOutcome(2, "unstarted")):
         assert announced(passed(0), ended(7), other, ends=(EXIT,)).outcome == "failed"
     verdict = announced(passed(0), ended(7), ended(7, 2), ends=(EXIT,))
-    assert verdict.failed_ranks == (2,)
+    assert verdict.cause == Cause(CauseKind.DIED, "status 7", (2,))
     assert announced(skipped(0), ended(7), ends=(EXIT,)).outcome == "failed", "some skipped, and some ran"
 
 
@@ -200,7 +200,7 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
     assert (verdict.outcome, verdict.retire) == ("passed", True)
     subtest = judged(passed(0), ended(7), announced=by_rank((EXIT,), (EXIT,)), failed_subtests={"subtest": 1})
     assert subtest.outcome == "failed"
-    later = judged(passed(0), when="teardown", announced=by_rank((EXIT,), (EXIT,)), size=2)
+    later = judged(passed(0), when="teardown", announced=by_rank((EXIT,), (EXIT,)), key=world_key(2))
     assert later.outcome == "passed"
     assert announced(passed(0), device_error(), ends=(DEVICE,)).outcome == "passed"
     assert announced(device_error(), ends=(ExpectedEnd(1, text=""),)).outcome == "passed"
@@ -235,7 +235,9 @@ def test_collectives_are_not_compared_after_an_announced_end(end: ExpectedEnd) -
             rank: Finished(1, {"3": GroupUse((0, 2), rank)}, **more)  # type: ignore[arg-type]
             for rank in (0, 2)
         }
-        return judged(passed(0), passed(2), when="teardown", finished=finished, announced=by_rank(*announced), size=3)
+        return judged(
+            passed(0), passed(2), when="teardown", finished=finished, announced=by_rank(*announced), key=world_key(3)
+        )
 
     unawaited = UnawaitedCollective("all_reduce", "test_it.py", 7, "Connection reset by peer")
     assert end_of_test((end,), (end,), (end,), unawaited=(unawaited,)).outcome == "passed"

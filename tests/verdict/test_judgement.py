@@ -35,6 +35,7 @@ from tests.verdict.phases import (
     summary,
     terminated,
     traceback_lines,
+    world_key,
 )
 
 THREAD = Leak(LeakKind.THREAD, "mine")
@@ -79,7 +80,7 @@ def test_failures_of_which_all_frames_are_hidden_are_told_apart_by_their_excepti
         return reported(rank, "failed", rank, ExceptionSketch("builtins", "ValueError", text), longrepr=longrepr)
 
     verdict = judged(passed(0), hidden(1, "one"), hidden(2, "one"), hidden(3, "other"))
-    assert (verdict.message, verdict.failed_ranks) == ("ranks 1-2: ValueError: one", (1, 2))
+    assert verdict.message == "ranks 1-2: ValueError: one"
     assert summary(verdict)[1] == ["ranks 1-2: failed", "rank 0: passed", "rank 3: failed: ValueError: other"]
     assert judged(hidden(0, "one")).message == "ValueError: one"
 
@@ -448,10 +449,10 @@ def test_the_end_of_a_rank_is_reported_with_a_failure_or_as_announced() -> None:
 
 
 def test_a_failure_after_the_end_of_the_only_other_rank_names_its_rank() -> None:
-    verdict = judged(failed(1, sections=[OUTPUT]), when="teardown", size=2)
+    verdict = judged(failed(1, sections=[OUTPUT]), when="teardown", key=world_key(2))
     assert verdict.message == "rank 1: assert 0 == 1"
     assert verdict.sections == ((f"{OUTPUT[0]} [rank 1]", OUTPUT[1]),)
-    assert judged(hung(1), when="teardown", size=2).message == "timed out after 5 s: rank 1 at test_it.py:12"
+    assert judged(hung(1), when="teardown", key=world_key(2)).message == "timed out after 5 s: rank 1 at test_it.py:12"
 
 
 @pytest.mark.parametrize("when", ["call", "teardown"])
