@@ -32,7 +32,7 @@ from pytest_accel.messages.rank_messages import (
     When,
     exited,
 )
-from pytest_accel.verdict.causes import Consequence, consequence
+from pytest_accel.verdict.causes import consequence
 from pytest_accel.verdict.mismatches import uneven_collectives, uneven_groups
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -338,15 +338,21 @@ def summary(root: RankOutcome, same: Sequence[int], outcomes: Sequence[RankOutco
 
     `same` are the ranks `alike`. The line on `root` does not repeat the message above it.
     """
-    rest = [outcome for outcome in outcomes if outcome.rank not in same]
-    consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
-    rest = [outcome for outcome in rest if outcome not in consequences]
     cause = f"{ranks_text(same)} {_EVENTS.get(root.ending, root.ending)}"
+    others, consequences = [], []
+    for outcome in outcomes:
+        meaning = consequence(outcome) if consequence(root) is None else None
+        if outcome.rank in same:
+            continue
+        if meaning is None:
+            others.append(outcome)
+        else:
+            place = _crash_place(outcome, folders)
+            consequences.append((outcome.rank, (f"{meaning.value} after {cause}{',' if place else ''}{place}",)))
     return [
         f"{ranks_text(same)}: {_describe_root(root, folders)}",
-        *outcome_lines(rest, folders),
-        # The texts of these errors contain addresses, and so differ between ranks.
-        *_shared_lines((one.rank, (_describe_consequence(one, cause, folders),)) for one in consequences),
+        *outcome_lines(others, folders),
+        *_shared_lines(consequences),  # Without the texts of these errors, which have addresses, and so differ.
     ]
 
 
@@ -361,21 +367,6 @@ def _shared_lines(described: Iterable[tuple[int, tuple[str, ...]]]) -> list[str]
     for (first, *more), ranks in _grouped((texts, rank) for rank, texts in described).items():
         lines += [f"{ranks_text(ranks)}: {first}", *(f"    {line}" for line in more)]
     return lines
-
-
-def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders) -> str:
-    """Return the text of a line about a rank that failed because of the `cause`: ``rank 1 died``."""
-    meaning, place = consequence(outcome), _crash_place(outcome, folders)
-    if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
-        return f"failed as a consequence: {describe_exit(outcome.exit)}"
-    if meaning is Consequence.FAILED_EXAMPLE:
-        return f"stopped because an example failed on another rank{place}"
-    if meaning is Consequence.LOST_CONNECTION:
-        text = "lost the connection"
-    else:
-        broken = meaning is Consequence.BROKEN_BARRIER
-        text = "found a broken barrier" if broken else "timed out waiting for another rank"
-    return f"{text} after {cause}{',' if place else ''}{place}"
 
 
 def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
