@@ -18,7 +18,7 @@ from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end, cut_gloo, group
 from pytest_accel.diagnostics.collectives import Difference, lacking, waiting_in, waits
 from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, stack_text, threads_text, where
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
 from pytest_accel.messages.flight_record import FlightRecord, RankWait
 from pytest_accel.messages.rank_messages import (
     ExceptionSketch,
@@ -71,7 +71,7 @@ _EVENTS = {
     "unstarted": "could not run the test",
     "failed": "failed",
     "skipped": "skipped",
-    "finished": "finished the call",
+    "passed": "finished the call",
 }
 """Words for the end of a rank, by its kind."""
 
@@ -97,14 +97,10 @@ def describe_hang(hang: Hang) -> str:
             return f"did not import and collect the test's file within {hang.seconds:g} s"
         case HangCause.OTHER_RANK:
             assert hang.event is not None
-            return f"stopped {hang.seconds:g} s after {describe_event(hang.event)}"
+            event = _EVENTS.get(hang.event.ending, "ended")
+            return f"stopped {hang.seconds:g} s after rank {hang.event.rank} {event}"
         case HangCause.DEADLOCK:
             return "deadlock"
-
-
-def describe_event(event: RankEvent) -> str:
-    """Return a short sentence on what a rank did: ``rank 1 failed``."""
-    return f"rank {event.rank} {_EVENTS.get(event.ending, 'ended')}"
 
 
 def session_end(request: ExitRequest, test: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, PhaseReport, When, exited
 from pytest_accel.verdict.expected_ends import marked
 from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
@@ -49,7 +49,7 @@ def hung(rank: int, stack: str = STACK) -> RankOutcome:
     return RankOutcome(rank, "hung", 9.0, stack=stack, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "call"))
 
 
-def terminated(rank: int, event: RankEvent) -> RankOutcome:
+def terminated(rank: int, event: RankOutcome) -> RankOutcome:
     """Return the outcome of a rank that was terminated after `event`, that of another rank."""
     hang = Hang(HangCause.OTHER_RANK, 3, event=event)
     return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)

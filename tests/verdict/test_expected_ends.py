@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
+from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
@@ -47,7 +47,7 @@ def device_error(text: str = "CUDA error: device-side assert triggered") -> Rank
     return outcome._replace(report=PhaseReport(1, "call", sent.report, sent.at, exception))
 
 
-STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.OTHER_RANK, 2.0, event=RankEvent(0, "finished")))
+STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.OTHER_RANK, 2.0, event=RankOutcome(0, "passed")))
 OUTCOMES = {
     "passes": passed(1),
     "skips": skipped(1),
@@ -71,7 +71,7 @@ OUTCOMES = {
     "hangs": STOPPED,
     "times out": hung(1),
     "is in a deadlock": hung(1)._replace(hang=Hang(HangCause.DEADLOCK, 0.0, "call")),
-    "is stopped": terminated(1, RankEvent(0, "failed")),
+    "is stopped": terminated(1, RankOutcome(0, "failed")),
     "has a device error": device_error(),
     "has another device error": device_error("CUDA error: out of memory"),
     "cannot run": RankOutcome(1, "unstarted"),
@@ -277,7 +277,7 @@ def test_only_announced_ranks_may_hang() -> None:
         return announced_hang(ranks, [Announced(1, ends)] * 4)
 
     other = ExpectedEnd(2, after=5.0)
-    last = RankEvent(3, "finished")
+    last = RankOutcome(3, "passed", 13.0)
     assert hang({1}, HANG, other) == (15.0, Hang(HangCause.OTHER_RANK, 2.0, event=last))
     assert hang({1, 2}, HANG, other) == (18.0, Hang(HangCause.OTHER_RANK, 5.0, event=last))
     for grace in (hang({1, 3}, HANG, other), hang(set(), HANG), hang({1}, EXIT), hang({1})):

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
 from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, GroupUse, Leak, LeakKind, PhaseReport, When
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
@@ -245,7 +245,7 @@ def test_a_crash_shows_the_place_and_the_frames() -> None:
 
 
 def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> None:
-    verdict = judged(skipped(0), terminated(1, RankEvent(0, "skipped")))
+    verdict = judged(skipped(0), terminated(1, RankOutcome(0, "skipped")))
     assert verdict.cause == Cause(CauseKind.DISAGREED, "skip")
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
     lines = traceback_lines(verdict)
@@ -254,16 +254,16 @@ def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> N
     assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
     assert [(rank.rank, rank.ending) for rank in verdict.ranks] == [(0, "skipped"), (1, "stopped")]
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
-    verdict = judged(hung(0), terminated(1, RankEvent(0, "hung")))
+    verdict = judged(hung(0), terminated(1, RankOutcome(0, "hung")))
     assert verdict.message.startswith("timed out after 5 s: rank 0 at")
     assert [rank.ending for rank in verdict.ranks] == ["hung", "stopped"]
     # The others have passed, and wait for nothing.
-    verdict = judged(passed(0), terminated(1, RankEvent(0, "passed")))
-    assert summary(verdict)[1] == ["rank 1: stopped 3 s after rank 0 ended", "rank 0: passed"]
+    verdict = judged(passed(0), terminated(1, RankOutcome(0, "passed")))
+    assert summary(verdict)[1] == ["rank 1: stopped 3 s after rank 0 finished the call", "rank 0: passed"]
 
 
 def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> None:
-    ended = passed(0)._replace(later=terminated(0, RankEvent(1, "failed")))
+    ended = passed(0)._replace(later=terminated(0, RankOutcome(1, "failed")))
     verdict = judged(ended, failed(1, sections=[OUTPUT]), passed(2)._replace(later=died(2)))
     assert verdict.message == "rank 1: assert 0 == 1"
     assert summary(verdict)[1] == [
@@ -273,7 +273,7 @@ def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> No
     ]
     assert sections(verdict)["[rank 0] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
-    both = [passed(rank)._replace(later=terminated(rank, RankEvent(2, "failed"))) for rank in range(2)]
+    both = [passed(rank)._replace(later=terminated(rank, RankOutcome(2, "failed"))) for rank in range(2)]
     assert "when stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
     assert judged(ended, passed(1)).outcome == "passed"  # The later phase fails.
 

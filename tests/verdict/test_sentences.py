@@ -11,7 +11,7 @@ import pytest
 from pytest_accel.core.frames import PACKAGE
 from pytest_accel.core.truncation import DEFAULT_GROUP, ranks_text
 from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
 from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import (
     ExitCause,
@@ -73,9 +73,9 @@ def test_the_end_of_a_rank(end: RankExit, text: str) -> None:
         (Hang(HangCause.PHASE_TIMEOUT, 0.5, "setup"), "timed out in the setup phase after 0.5 s"),
         (Hang(HangCause.START_TIMEOUT, 120), "did not become ready within 120 s"),
         (Hang(HangCause.COLLECTION_TIMEOUT, 9), "did not import and collect the test's file within 9 s"),
-        (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(1, "failed")), "stopped 3 s after rank 1 failed"),
-        (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(0, "hung")), "stopped 3 s after rank 0 timed out"),
-        (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(0, "rerun")), "stopped 3 s after rank 0 ended"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(1, "failed")), "stopped 3 s after rank 1 failed"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(0, "hung")), "stopped 3 s after rank 0 timed out"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(0, "absent")), "stopped 3 s after rank 0 ended"),
         (Hang(HangCause.DEADLOCK, 0), "deadlock"),
     ],
 )
