@@ -15,7 +15,7 @@ from pytest_accel.compat.pytest_shims import reason_of_skip
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import DEFAULT_GROUP, cut_end, cut_gloo, group_label, ranks_text
-from pytest_accel.diagnostics.collectives import Difference, lacking, waiting_in, waits
+from pytest_accel.diagnostics.collectives import GroupWait, lacking, unlike, waiting_in, waits
 from pytest_accel.diagnostics.outside_errors import Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, stack_text, threads_text, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
@@ -501,7 +501,7 @@ def _describe_timeout(
     ends = [one.later or one for one in outcomes]
     hung = [one for one in ends if one.hang is not None and one.hang.cause is hang.cause]
     about, is_deadlock = describe_hang(hang), hang.cause is HangCause.DEADLOCK
-    found = [_describe_difference(one.difference) for one in waits(records) if one.difference is not None]
+    found = [_describe_difference(one) for one in waits(records) if one.different]
     if found and all(_awaited(one.rank, records) is None and waiting_in(records.get(one.rank)) for one in hung):
         return f"{about}: {'; '.join(found)}"
     by_position = _grouped((_position(one, records, folders), one.rank) for one in hung)
@@ -570,9 +570,9 @@ def _wait_lines(records: Mapping[int, FlightRecord], places: Mapping[int, str]) 
     """
     lines: list[str] = []
     for wait in waits(records):
-        if wait.difference is not None:
+        if wait.different:
             hint = "with TORCH_DISTRIBUTED_DEBUG=DETAIL, such a call raises an error on every rank"
-            lines += [_describe_difference(wait.difference), hint]
+            lines += [_describe_difference(wait), hint]
         complete = not wait.missing and not wait.unknown and len(wait.inside) == 1
         suffix = f"{_of_group(wait.group)}{'; all ranks of the group have reached it' if complete else ''}"
         for one, ranks in wait.inside.items():
@@ -587,19 +587,16 @@ def _wait_lines(records: Mapping[int, FlightRecord], places: Mapping[int, str]) 
     return lines
 
 
-def _describe_difference(one: Difference) -> str:
-    group = _of_group(one.group)
-    if one.what == ("operations",):
+def _describe_difference(wait: GroupWait) -> str:
+    calls, group = wait.different, _of_group(wait.group)
+    what, first = unlike(calls.values()), next(iter(calls.values()))
+    if what == ("operations",):
         each = [
-            f"rank {rank} {call.operation}{f' ({call.tensors})' if call.types else ''}"
-            for rank, call in one.calls.items()
+            f"rank {rank} {call.operation}{f' ({call.tensors})' if call.types else ''}" for rank, call in calls.items()
         ]
-        return f"the ranks called different operations as collective #{one.number}{group}: {', '.join(each)}"
-    each = [f"rank {rank} {call.tensors}" for rank, call in one.calls.items()]
-    operation = next(iter(one.calls.values())).operation
-    return (
-        f"the ranks called {operation} #{one.number}{group} with different {' and '.join(one.what)}: {', '.join(each)}"
-    )
+        return f"the ranks called different operations as collective #{first.number}{group}: {', '.join(each)}"
+    each = [f"rank {rank} {call.tensors}" for rank, call in calls.items()]
+    return f"the ranks called {first.name}{group} with different {' and '.join(what)}: {', '.join(each)}"
 
 
 def _of_group(group: str) -> str:
