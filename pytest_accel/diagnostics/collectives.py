@@ -83,7 +83,7 @@ def _different(entered: Mapping[int, Mapping[int, Collective]]) -> dict[int, Col
 
 
 def unlike(calls: Collection[Collective]) -> tuple[str, ...]:
-    """Return what must be the same in `calls` of one number, and is not: ``operations``, or ``shapes`` and ``types``."""
+    """Return what differs in `calls` of one number, and must not: ``operations``, or ``shapes`` and ``types``."""
     operations = {one.operation for one in calls}
     if len(operations) > 1:
         return ("operations",)
