@@ -117,13 +117,6 @@ class MarkedItem(MarkedTest):
         if self._run is not None and self._run.has_world:
             self._phase("teardown")
 
-    def failed_call(self) -> Any:
-        """Return the ranks' report of a failed call as pytest represents it; None if they have reported no failure."""
-        verdict = self._verdicts.get("call")
-        if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
-            return verdict.representation(self.item)
-        return None
-
     def _phase(self, when: When) -> None:
         __tracebackhide__ = True
         assert self._run is not None

@@ -84,7 +84,7 @@ class Verdict(Struct, frozen=True):
             return
         if self.outcome == "skipped" and isinstance(self.longrepr, (tuple, list)):
             report.longrepr = tuple(self.longrepr)
-        elif report.when != "call" and isinstance(self.longrepr, dict) and not isinstance(report.longrepr, str):
+        elif isinstance(self.longrepr, dict) and not isinstance(report.longrepr, str):
             report.longrepr = self.representation(item)
 
     def representation(self, item: pytest.Item) -> Any:
