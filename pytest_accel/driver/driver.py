@@ -164,7 +164,7 @@ class Driver:
         before = self._running
         self._prepared = self._running = None
         if self._world is not None:
-            self._world.refused = False
+            self._world.refused, self._world.waited = False, 0.0
             if following is None or not self._can_keep(self._world, before, following):
                 self.close()
 

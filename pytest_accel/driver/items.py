@@ -212,7 +212,7 @@ class WorldRun:
         self.was_refused = self._world.refused
         """True if a rank could not run the test, and the other ranks have not run it either."""
         # For junit files and report hooks.
-        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
+        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.waited, 3))])
 
     @property
     def has_world(self) -> bool:

@@ -64,7 +64,8 @@ class World:
         self._output_due = 0.0
         """Time at which the ranks' output is read next (`clock.monotonic`)."""
         self.grant = grant
-        self._waited = grant.waited
+        self.waited = grant.waited
+        """Seconds that the driver's first test waited for devices or CPU slots; 0 for each later test."""
         self.closed = False
         """True once the world has been given back to the pool."""
         self.interrupted: str | None = None
@@ -194,11 +195,6 @@ class World:
                 self.monitor.record_hung(pending, hang if found is None else found[1]._replace(seconds=GRACE))
             elif limit == GRACE:
                 self._extend_grace(looked)
-
-    def take_wait(self) -> float:
-        """Return the seconds that the driver's first test waited for devices or CPU slots; 0 for each later test."""
-        waited, self._waited = self._waited, 0.0
-        return waited
 
     def send(self, marked: MarkedTest) -> None:
         """Have every rank run the test now; no-op if a rank cannot run it.
