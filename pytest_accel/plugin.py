@@ -199,7 +199,7 @@ class UnmarkedTestHooks:
         if call.excinfo is not None and getattr(call.excinfo.value, NOT_RUN, None) is True:
             from pytest_accel.verdict import phase_verdict
 
-            phase_verdict.report_not_run(report, call.excinfo.value)
+            phase_verdict.report_not_run(report)
         if MARKED in item.stash:
             return report  # The test runs in ranks.
         if self._unusable and report.failed:
@@ -380,10 +380,8 @@ class CollectionHooks:
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
-        from pytest_accel.runtest_hooks import RuntestHooks
-
-        if not config.pluginmanager.has_plugin("accel-runtest"):
-            config.pluginmanager.register(RuntestHooks(self._session), "accel-runtest")
+        if not config.pluginmanager.is_registered(self._redirector):
+            config.pluginmanager.register(self._redirector, "accel-runtest")
         features.register(config, "marked")
         try:
             config.hook.pytest_accel_redirected(session=self._session, items=items, redirected=redirected)

@@ -33,24 +33,12 @@ def waiting_in(record: FlightRecord | None) -> Collective | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Collectives that the ranks called under one number of a group, although they cannot complete together."""
-
-    group: str
-    number: int
-    what: tuple[str, ...]
-    """``operations``, or ``shapes`` and ``types``."""
-    calls: Mapping[int, Collective]
-    """The collective that each rank has called, by rank."""
-
-
-@dataclass(frozen=True, slots=True)
 class GroupWait:
     """The wait of ranks in a collective of a group."""
 
     group: str
-    difference: Difference | None
-    """The first collective of the group in which the ranks differ."""
+    different: Mapping[int, Collective]
+    """What each rank called under the first number whose calls are `unlike`; empty if there is none."""
     inside: Mapping[Collective, list[int]]
     """The ranks that wait for all others, by the collective they are in; usually all are in the same collective."""
     missing: Mapping[int, Collective | None]
@@ -81,21 +69,21 @@ def waits(records: Mapping[int, FlightRecord]) -> list[GroupWait]:
         behind = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
         missing = {rank: last.get(rank) for rank in behind}
         unknown = [rank for rank in members if rank not in records]
-        found.append(GroupWait(group, _difference(group, entered), inside, missing, unknown))
+        found.append(GroupWait(group, _different(entered), inside, missing, unknown))
     return found
 
 
-def _difference(group: str, entered: Mapping[int, Mapping[int, Collective]]) -> Difference | None:
-    """Return the first collective that the ranks called with different operations, shapes or types."""
+def _different(entered: Mapping[int, Mapping[int, Collective]]) -> dict[int, Collective]:
+    """Return what each rank called under the first number whose calls are `unlike`; an empty dict if there is none."""
     for number in sorted({number for found in entered.values() for number in found}):
         ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
-        if what := _unlike(ones.values()):
-            return Difference(group, number, what, ones)
-    return None
+        if unlike(ones.values()):
+            return ones
+    return {}
 
 
-def _unlike(calls: Collection[Collective]) -> tuple[str, ...]:
-    """Return what is different in `calls`, which have one number, and must be the same; see `Difference.what`."""
+def unlike(calls: Collection[Collective]) -> tuple[str, ...]:
+    """Return what differs in `calls` of one number, and must not: ``operations``, or ``shapes`` and ``types``."""
     operations = {one.operation for one in calls}
     if len(operations) > 1:
         return ("operations",)
@@ -155,4 +143,4 @@ def _is_uneven(wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:
     if wait.kind != "collective":
         return False
     called = [records[peer].collectives.get(wait.group, {}).get(wait.number) for peer in wait.peers]
-    return not {"operations", "shapes"}.isdisjoint(_unlike([one for one in called if one is not None]))
+    return not {"operations", "shapes"}.isdisjoint(unlike([one for one in called if one is not None]))

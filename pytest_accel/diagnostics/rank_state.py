@@ -37,14 +37,6 @@ class HangCause(Enum):
     """The rank waited for an operation that can never complete; see `diagnostics.collectives`."""
 
 
-class RankEvent(NamedTuple):
-    """An event of a rank for which other ranks may wait in vain."""
-
-    rank: int
-    ending: str
-    """How the rank ended, or the outcome that it has reported; ``finished`` if others hang as announced."""
-
-
 class Hang(NamedTuple):
     """Why a rank counts as hung."""
 
@@ -53,8 +45,11 @@ class Hang(NamedTuple):
     """The timeout or grace time that the rank exceeded; 0 for `DEADLOCK`."""
     when: When | None = None
     """The phase, for `PHASE_TIMEOUT`."""
-    event: RankEvent | None = None
-    """The event that started the grace time, for `OTHER_RANK`."""
+    event: RankOutcome | None = None
+    """The outcome of the other rank that started the grace time, for `OTHER_RANK`.
+
+    It is ``passed`` if ranks hang as announced after all others have finished the call.
+    """
 
 
 Grace = tuple[float, Hang]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pytest_accel.core.clock import AFTER_DEATH, GRACE, monotonic
-from pytest_accel.diagnostics.rank_state import PHASES, Grace, Hang, HangCause, RankEvent, RankState
+from pytest_accel.diagnostics.rank_state import PHASES, Grace, Hang, HangCause, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import When
 
 
@@ -72,22 +72,26 @@ def grace(ranks: Sequence[RankState], resumed: float, computing: Callable[[], bo
     No grace time begins before `resumed`, when the last debugger ended. `computing` returns True if a live rank is
     computing; it is called only after a death or a failure.
     """
-    deaths = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
-    failures = _failures(ranks, computing)
-    if not deaths and not failures:
+    deaths = [rank.end for rank in ranks if rank.end is not None]
+    events = deaths + _failures(ranks, computing)
+    if not events:
         return None
-    at, event = min(deaths + failures)
-    graces = [(max(at, resumed) + GRACE, Hang(HangCause.OTHER_RANK, GRACE, event=event))]
+    first = min(events, key=_time)
+    graces = [(max(first.at, resumed) + GRACE, Hang(HangCause.OTHER_RANK, GRACE, event=first))]
     if deaths and not computing():
-        at, event = min(deaths)
-        graces.append((max(at, resumed) + AFTER_DEATH, Hang(HangCause.OTHER_RANK, AFTER_DEATH, event=event)))
+        first = min(deaths, key=_time)
+        graces.append((max(first.at, resumed) + AFTER_DEATH, Hang(HangCause.OTHER_RANK, AFTER_DEATH, event=first)))
     return min(graces)
 
 
-def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
-    """Return time and event of each phase that did not pass and whose rank another rank may wait for in vain."""
+def _time(outcome: RankOutcome) -> float:
+    return outcome.at
+
+
+def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list[RankOutcome]:
+    """Return the outcome of each phase that did not pass and whose rank another rank may wait for in vain."""
     wrong = [
-        (PHASES.index(when), report.at, RankEvent(rank.rank, report.report["outcome"]))
+        (PHASES.index(when), RankOutcome(rank.rank, report.report["outcome"], report.at))
         for rank in ranks
         for when, report in rank.reports.items()
         if report.report["outcome"] != "passed"
@@ -97,17 +101,17 @@ def _failures(ranks: Sequence[RankState], computing: Callable[[], bool]) -> list
     open_phases = {next((phase for phase in PHASES if not rank.settled(phase)), None) for rank in ranks}
     # A rank may wait for a rank that failed or skipped in the same phase, or earlier.
     latest = max((PHASES.index(one) for one in open_phases if one not in (None, "teardown")), default=-1)
-    failures = [(at, event) for phase, at, event in wrong if phase <= latest]
+    failures = [event for phase, event in wrong if phase <= latest]
     # A rank in its teardown may wait for a rank that has failed and finished the test. While a live rank is computing,
     # the teardown has only the ordinary timeout.
     if "teardown" in open_phases and not failures:
         gone = [
-            (rank.reports["teardown"].at, RankEvent(rank.rank, "failed"))
+            RankOutcome(rank.rank, "failed", rank.reports["teardown"].at)
             for rank in ranks
             if rank.finished is not None
             and "teardown" in rank.reports
             and any(report.report["outcome"] == "failed" for report in rank.reports.values())
         ]
         if gone and not computing():
-            failures.append(min(gone))
+            failures.append(min(gone, key=_time))
     return failures

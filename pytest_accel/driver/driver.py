@@ -73,7 +73,7 @@ class Driver:
             raise world
         if world is None or world.closed:  # A plugin runs the test once more, without `prepare`.
             world = self._ensure_world(marked)
-        if not world.alive and not world.refuses(marked.node):
+        if not world.alive and not world.refused:
             self.close()  # The pool reports the death, and this test is not blamed for it.
             world = self._ensure_world(marked)
         step("%s: begins in world %d", marked.item.nodeid, world.number)
@@ -90,8 +90,6 @@ class Driver:
     def _ensure_world(self, marked: MarkedTest) -> World:
         """Return a world whose ranks have collected the test: the current world, or else another from the pool."""
         world, node = self._world, marked.node
-        if world is not None and world.refuses(node):
-            return world  # A rank cannot run the test, and the outcome of its setup will say why.
         if node.path in self._hung:
             raise phase_verdict.not_run("ranks did not import and collect the file in time for an earlier test")
         is_collected = world is not None and world.has_collected(node)
@@ -102,7 +100,7 @@ class Driver:
         try:
             while world is None:
                 world = self._acquire(marked)
-            if not is_collected and not world.refuses(node):
+            if not is_collected and not world.refused:
                 project_marks = marked.item.config.stash[OWNERS].of_project
                 request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
                 world.collect(request)
@@ -135,10 +133,10 @@ class Driver:
             # For example, tests have used up this process's file descriptors.
             raise phase_verdict.not_run(f"could not connect to the test's ranks: {error}") from None
         step("world %d: connected to its ranks; waits until they are ready", world.number)
-        if not world.start(marked.node):
+        if not world.start():
             self.close()
             return None
-        step("world %d: %s", world.number, "not ready" if world.refuses(marked.node) else "ready")
+        step("world %d: %s", world.number, "not ready" if world.refused else "ready")
         return world
 
     def _debugger_relay(self, grant: WorldGrant) -> DebuggerRelay:
@@ -162,8 +160,10 @@ class Driver:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
         before = self._running
         self._prepared = self._running = None
-        if self._world is not None and (following is None or not self._can_keep(self._world, before, following)):
-            self.close()
+        if self._world is not None:
+            self._world.refused, self._world.waited = False, 0.0
+            if following is None or not self._can_keep(self._world, before, following):
+                self.close()
 
     def end_session(self, request: ExitRequest, test: str) -> NoReturn:
         """End the world and the session, as a rank has requested in `test`, the id of a test."""

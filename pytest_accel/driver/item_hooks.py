@@ -70,14 +70,12 @@ class _Redirected(pytest.Item):
         self.stash[MARKED].teardown()
 
     def repr_failure(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the ranks' report of a failed call phase, for plugins that build their own report of it."""
-        found = self.stash[MARKED].failed_call()
-        if found is not None:
-            return found
-        # A custom method may need attributes of its own exception type, which the stand-in for an exception lacks.
-        own = super().repr_failure
-        is_custom = getattr(own, "__func__", None) is not pytest.Function.repr_failure
-        return pytest.Item.repr_failure(self, *args, **kwargs) if is_custom else own(*args, **kwargs)
+        """Represent a failure without a custom method of the item. `Verdict.complete` puts the ranks' report in place.
+
+        A custom method may need attributes of its own exception type, which the stand-in for an exception lacks.
+        """
+        kind = pytest.Function if isinstance(self, pytest.Function) else pytest.Item
+        return kind.repr_failure(self, *args, **kwargs)  # type: ignore[arg-type]
 
     @cached_property
     def ihook(self) -> Any:

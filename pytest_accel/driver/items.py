@@ -16,7 +16,7 @@ from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.stash_keys import MARKED, NOT_TORN_DOWN, VARIANT
+from pytest_accel.core.stash_keys import CAUSE, MARKED, NOT_RUN, NOT_TORN_DOWN, VARIANT
 from pytest_accel.core.truncation import ranks_text
 from pytest_accel.diagnostics.python_stacks import stack_text
 from pytest_accel.diagnostics.rank_state import RankOutcome
@@ -27,10 +27,9 @@ from pytest_accel.driver.item_plan import ItemPlan, MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
 from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
-from pytest_accel.messages.serialization import RankDataError
 from pytest_accel.verdict import expected_ends, merged_subtests, phase_verdict
-from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
-from pytest_accel.verdict.phase_verdict import Verdict, publish, retract
+from pytest_accel.verdict.judgement import Phase, judge, plain_pass, reported_ends, text_longrepr
+from pytest_accel.verdict.phase_verdict import Verdict
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
@@ -96,7 +95,8 @@ class MarkedItem(MarkedTest):
     def setup(self) -> None:
         __tracebackhide__ = True
         self.forget_run()
-        retract(self.item)
+        # A plugin may have run the test before.
+        self.item.user_properties[:] = [one for one in self.item.user_properties if one[0] != CAUSE]
         if self.missing is not None:
             if self._driver.settings.strict:
                 message = f"{self.missing} (--accel-strict)"
@@ -117,18 +117,13 @@ class MarkedItem(MarkedTest):
         if self._run is not None and self._run.has_world:
             self._phase("teardown")
 
-    def failed_call(self) -> Any:
-        """Return the ranks' report of a failed call as pytest represents it; None if they have reported no failure."""
-        verdict = self._verdicts.get("call")
-        if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
-            return verdict.representation(self.item)
-        return None
-
     def _phase(self, when: When) -> None:
         __tracebackhide__ = True
         assert self._run is not None
         verdict = self._verdicts[when] = self._run.phase(when)
         if (error := verdict.exception()) is not None:
+            if self._run.was_refused:
+                vars(error)[NOT_RUN] = True
             raise error
 
     # Hooks of the phases' reports
@@ -175,16 +170,10 @@ class MarkedItem(MarkedTest):
         report.outcome = "failed"
         return Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
 
-    def conclude_report(self, report: pytest.TestReport, error: BaseException | None) -> None:
-        """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""
-        failed_outside = (
-            (self._run is not None and self._run.was_refused)
-            or isinstance(error, RankDataError)
-            or self._failed_in_merge
-        )
-        if failed_outside and hasattr(report, "wasxfail"):
-            del report.wasxfail  # xfail covers failures of the test, not failures to run it or to merge its data.
-            report.outcome = "failed"
+    def conclude_report(self, report: pytest.TestReport) -> None:
+        """Complete the report of a phase after pytest has applied xfail to it."""
+        if self._failed_in_merge:
+            phase_verdict.report_not_run(report)
         verdict = self._verdicts.get(report.when)
         # Not during the phase: pytest would capture the output of plugins as the test's.
         if verdict is not None and verdict.warnings:
@@ -213,15 +202,17 @@ class WorldRun:
         self._verdicts = verdicts
         self._subtests: list[dict[str, Any]] = []
         """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
+        self._reported_ends: set[int] = set()
+        """The ranks whose end has been reported with a phase of the test. It is reported only once."""
         began = monotonic()
         self._world: World | None = driver.begin(test)
         test.limits.leave_out(began)
         self.spec = self._world.grant.spec
         """The world in which the test was started. It stays known when the world has been given back."""
-        self.was_refused = self._world.has_refused
+        self.was_refused = self._world.refused
         """True if a rank could not run the test, and the other ranks have not run it either."""
         # For junit files and report hooks.
-        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.take_wait(), 3))])
+        self._add_properties([*self._world.properties, ("accel_wait", round(self._world.waited, 3))])
 
     @property
     def has_world(self) -> bool:
@@ -241,7 +232,8 @@ class WorldRun:
         finally:
             if when == "teardown":
                 self._world = None
-        publish(verdict, self._test.item)
+        if verdict.cause is not None:  # The reports from the present phase on have it.
+            self._test.item.user_properties.append((CAUSE, str(verdict.cause)))
         return verdict
 
     def _judge(self, when: When) -> Verdict:
@@ -254,22 +246,20 @@ class WorldRun:
         is_plain = world.monitor.reusable and not world.monitor.has_extras
         if is_plain and (plain := plain_pass(outcomes, world.announced, finished)) is not None:
             return plain
+        outcomes = [one for one in outcomes if one.report is not None or one.rank not in self._reported_ends]
         if all(one.ending == "passed" for one in outcomes):
             # The end of a rank in a later phase is reported with that phase alone, although it is known already.
             outcomes = [one._replace(later=None) for one in outcomes]
         if when == "call":
             outcomes = expected_ends.marked(outcomes, world.announced)
-        before = self._verdicts.values()
         phase = Phase(
             when=when,
             outcomes=outcomes,
+            key=self._test.key,
             place=self._test.place,
-            about=self._test.key.about,
-            is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
             records=world.monitor.records,
-            failed_before=any(one.outcome == "failed" for one in before),
-            ended_before=frozenset().union(*(one.ended_ranks for one in before if when == "teardown")),
+            failed_before=any(one.outcome == "failed" for one in self._verdicts.values()),
             finished=finished,
             leaks=self._driver.settings.leaks,
             announced=world.announced,
@@ -285,6 +275,7 @@ class WorldRun:
         if phase_verdict.raises(verdict.leak_warnings, phase.place):
             phase = structs.replace(phase, leaks="fail")
             verdict = judge(phase)
+        self._reported_ends |= reported_ends(verdict, outcomes)
         world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)
         if when == "teardown" and not world.monitor.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)

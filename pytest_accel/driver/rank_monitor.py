@@ -10,7 +10,7 @@ from selectors import EVENT_READ, DefaultSelector
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.collectives import deadlocked
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.rank_state import PHASES, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.link_to_rank import LinkToRank
@@ -23,7 +23,6 @@ from pytest_accel.messages.rank_messages import (
     Finished,
     ForkReturned,
     PhaseReport,
-    RankExit,
     RankMessage,
     TerminalRequest,
     TornDown,
@@ -153,7 +152,8 @@ class RankMonitor:
             for message in rank.receive():
                 self._handle(rank, message)
         except ValueError as error:
-            self._record_end(rank, "died", f"sent a message that cannot be read: {error}")
+            text = f"sent a message that cannot be read: {error}"
+            self._record_end(rank, RankOutcome(rank.rank, "died", monotonic(), text=text))
 
     def _drain(self, rank: LinkToRank) -> None:
         """Handle all messages that a rank has sent until now."""
@@ -175,13 +175,15 @@ class RankMonitor:
         elif isinstance(message, Collected):
             rank.collected = message
         elif isinstance(message, CannotRun):
-            self._record_end(rank, "unstarted", message.text, headline=message.headline)
+            end = RankOutcome(rank.rank, "unstarted", monotonic(), text=message.text, headline=message.headline)
+            self._record_end(rank, end)
         elif isinstance(message, ForkReturned):
             rank.forget_reports(message.phase)
-            self._record_end(rank, "failed", message.text)
+            self._record_end(rank, RankOutcome(rank.rank, "failed", monotonic(), text=message.text))
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
-            self._record_end(rank, "died", sentences.exit_request(message.reason))
+            text = sentences.exit_request(message.reason)
+            self._record_end(rank, RankOutcome(rank.rank, "died", monotonic(), text=text))
         elif isinstance(message, Announced):
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced = message
@@ -243,7 +245,8 @@ class RankMonitor:
                 self._drain(rank)
                 if rank.done or rank.phase != phase:
                     continue
-            self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), hang=hang)
+            end = RankOutcome(rank.rank, "hung", monotonic(), stack=stacks.get(rank.rank, ""), hang=hang)
+            self._record_end(rank, end)
         if hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.OTHER_RANK):
             self._interrupt([rank for rank in pending if rank.end is not None])
 
@@ -260,43 +263,22 @@ class RankMonitor:
             rank.interrupted = reacts and not has_ended(descriptor)
         self.rule_out(retire=any(rank.interrupted for rank in hung))
 
-    def _record_end(
-        self,
-        rank: LinkToRank,
-        ending: Ending,
-        text: str = "",
-        *,
-        stack: str = "",
-        at: float | None = None,
-        exit: RankExit | None = None,
-        headline: str = "",
-        hang: Hang | None = None,
-    ) -> None:
-        """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
+    def _record_end(self, rank: LinkToRank, end: RankOutcome) -> None:
+        """Record the `end` of `rank`, in the first phase that it has not reported; receive no more messages of it.
+
+        Add to `end` what is known from outside: the phase with its times, the output, and the stack of a dead rank.
+        """
         captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
-        at = monotonic() if at is None else at
-        if ending == "died":
-            crashed = {rank.rank: exit is not None and exit.is_crash}
-            stack = self._inspector.ask(MachineInspector.last_stacks, crashed).get(rank.rank, "")
+        if end.ending == "died":
+            crashed = {rank.rank: end.exit is not None and end.exit.is_crash}
+            end = end._replace(stack=self._inspector.ask(MachineInspector.last_stacks, crashed).get(rank.rank, ""))
         epoch = wall_clock() - monotonic()
-        began = beginning(rank.phase, [rank], self.began)
-        rank.end = RankOutcome(
-            rank.rank,
-            ending,
-            at,
-            text=text,
-            stack=stack,
-            sections=(*rank.sections, *captured),
-            exit=exit,
-            headline=headline,
-            hang=hang,
-            span=(epoch + began, epoch + at),
-            when=rank.phase,
-        )
+        span = epoch + beginning(rank.phase, [rank], self.began), epoch + end.at
+        rank.end = end._replace(sections=(*rank.sections, *captured), span=span, when=rank.phase)
         for source in rank.sources:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        self.rule_out(sentences.describe_end(rank.end))
+        self.rule_out(f"rank {rank.rank}: {sentences.describe_end(rank.end)}")
 
     def _handle_exit(self, rank: LinkToRank) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""
@@ -306,7 +288,7 @@ class RankMonitor:
             return  # The rank had sent the reason.
         timeout = _EXIT_STATUS_TIMEOUT if rank.has_exited else _CLOSED_TIMEOUT
         end = self._pool_client.rank_exit(self._number, rank.rank, timeout)
-        self._record_end(rank, "died", at=now, exit=end)
+        self._record_end(rank, RankOutcome(rank.rank, "died", now, exit=end))
 
 
 def _pids(ranks: Iterable[LinkToRank]) -> dict[int, int]:

@@ -63,7 +63,8 @@ class World:
         self._output_due = 0.0
         """Time at which the ranks' output is read next (`clock.monotonic`)."""
         self.grant = grant
-        self._waited = grant.waited
+        self.waited = grant.waited
+        """Seconds that the driver's first test waited for devices or CPU slots; 0 for each later test."""
         self.closed = False
         """True once the world has been given back to the pool."""
         self.interrupted: str | None = None
@@ -75,8 +76,8 @@ class World:
         """The families of tests that all ranks have collected, by path of the file."""
         self._not_expected: set[NodeRef] = set()
         """The collected tests that have marks ``xfail``, if no rank applies any of these marks."""
-        self._refused: NodeRef | None = None
-        """The test that a rank cannot run, until :meth:`send` is called for it."""
+        self.refused = False
+        """True if a rank cannot run the current test, which is then not sent to the ranks."""
         self._busy = False
         """True from the request to collect a file to its answer, and once a test has been sent."""
         self.used = False
@@ -103,8 +104,8 @@ class World:
     def number(self) -> int:
         return self.grant.spec.world
 
-    def start(self, node: NodeRef) -> bool:
-        """Wait until every rank is ready for the test `node`. If one is not, the outcome of its setup says why.
+    def start(self) -> bool:
+        """Wait until every rank is ready for a test. If one is not, the outcome of the test's setup says why.
 
         Return False if a rank of a warm world has died: the test has nothing to do with that, and gets another world.
         """
@@ -114,7 +115,7 @@ class World:
         if self.grant.warm and any(end.ending == "died" for end in ends):
             return False
         if ends:
-            self._refuse(node)
+            self._refuse()
         return True
 
     def fits(self, key: WorldKey) -> bool:
@@ -131,8 +132,6 @@ class World:
         The time that this takes, for example for imports, is no part of any limit of the test. If a rank cannot run
         the test, the outcome of its setup says why.
         """
-        node = request.node
-        self._refused = None  # The refused test may never have reached its setup, for another reason.
         self.monitor.begin(monotonic())
         self._busy = True
         self._send(request)
@@ -141,17 +140,17 @@ class World:
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == len(self._ranks):
-            self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
+            self._families[request.node.path] = frozenset.intersection(*(answer.families for answer in answers))
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
             # Ranks that have no test of the file have stopped in the middle of it: no other test meets them.
             self.monitor.rule_out(retire=not all(answer.families for answer in answers))
-        self._refuse(node)
+        self._refuse()
 
-    def _refuse(self, node: NodeRef) -> None:
-        """Record that the test `node` is not sent to the ranks, since a rank cannot run it."""
-        self._refused = node
+    def _refuse(self) -> None:
+        """Record that the test is not sent to the ranks, since a rank cannot run it."""
+        self.refused = True
         for rank in self._ranks:
             problem = None if rank.collected is None else rank.collected.problem
             ending: Ending = "unstarted" if problem else "passed"
@@ -167,15 +166,6 @@ class World:
     def expects_failure(self, node: NodeRef) -> bool:
         """Return False if the collected test `node` has marks xfail, and none of them applies in any rank."""
         return node not in self._not_expected
-
-    def refuses(self, node: NodeRef) -> bool:
-        """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
-        return self._refused == node
-
-    @property
-    def has_refused(self) -> bool:
-        """True if the current test was not sent to the ranks, because a rank cannot run it."""
-        return any(rank.not_run is not None for rank in self._ranks)
 
     def _await(self, is_ready: Callable[[LinkToRank], bool], hang: Hang) -> None:
         """Wait until each living rank is ready; count ranks that are not ready in time as hung."""
@@ -194,19 +184,13 @@ class World:
             elif limit == GRACE:
                 self._extend_grace(looked)
 
-    def take_wait(self) -> float:
-        """Return the seconds that the driver's first test waited for devices or CPU slots; 0 for each later test."""
-        waited, self._waited = self._waited, 0.0
-        return waited
-
     def send(self, marked: MarkedTest) -> None:
         """Have every rank run the test now; no-op if a rank cannot run it.
 
         One message is for all phases. Ranks that waited for a message before the call would leave it out if a hook of
         the driver has failed by then; but each wait makes processes take turns, and costs up to a fifth of a test.
         """
-        refused, self._refused = self._refused, None
-        if refused == marked.node:
+        if self.refused:
             return
         self.used = self._busy = True
         self.monitor.begin(monotonic())
@@ -354,7 +338,7 @@ class World:
             if not (has_lost and error_consequence(rank.torn_down.error))
         }
         errors |= {
-            rank.rank: sentences.describe_end(rank.end, named=False)
+            rank.rank: sentences.describe_end(rank.end)
             for rank in ended
             if rank.end is not None and not (has_lost and rank.end.secondary)
         }

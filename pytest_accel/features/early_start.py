@@ -64,7 +64,7 @@ def pytest_accel_start(early_config: pytest.Config) -> None:
         return
     # A conftest may replace functions of the standard library by functions that raise. The modules that run marked
     # tests bind the functions that they use when they are imported, so this comes first.
-    from pytest_accel import item_redirection, runtest_hooks  # noqa: F401
+    from pytest_accel import item_redirection  # noqa: F401
     from pytest_accel.driver import driver  # noqa: F401
     from pytest_accel.pool import pool_client  # noqa: F401
     from pytest_accel.session_pool import plugin_options

@@ -16,6 +16,8 @@ from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 class RankDataError(Exception):
     """An implementation of `pytest_accel_rank_data` raised, or returned data that is not plain or a key in use."""
 
+    accel_not_run = True  # The attribute `NOT_RUN`.
+
 
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
     """Return `error`, with up to `depth` of its causes, as plain data."""

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
+from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import Announced, ExpectedEnd, exited
-
-_FINISHED = "finished"
-"""The event after which ranks hang as announced. No other wait for a rank begins with it."""
 
 
 def agreed(announced: Sequence[Announced]) -> tuple[ExpectedEnd, ...]:
@@ -42,7 +39,7 @@ def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
     if end.status is not None:
         return outcome.ending == "died" and outcome.exit == exited(end.status)
     if end.after is not None:
-        return hang is not None and hang.event is not None and hang.event.ending == _FINISHED
+        return hang is not None and hang.event is not None and hang.event.ending == "passed"
     if end.text is None or error is None:
         return False
     return outcome.ending == "failed" and error.of_device and end.text in error.text
@@ -67,4 +64,4 @@ def announced_hang(ranks: Sequence[RankState], announced: Sequence[Announced]) -
         return None
     at, last = max((rank.outcome("call").at, rank.rank) for rank in ranks if rank.rank not in pending)
     seconds = max(times[rank] for rank in pending)
-    return at + seconds, Hang(HangCause.OTHER_RANK, seconds, event=RankEvent(last, _FINISHED))
+    return at + seconds, Hang(HangCause.OTHER_RANK, seconds, event=RankOutcome(last, "passed", at))

@@ -25,6 +25,7 @@ from pytest_accel.core.frames import Folders
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.core.truncation import ranks_text
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.python_stacks import Frame, frames_of_rank, shown_frames, source_of, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
@@ -32,29 +33,23 @@ from pytest_accel.messages.flight_record import FlightRecord
 from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, consequence
-from pytest_accel.verdict.mismatches import (
-    compare_collectives,
-    compare_groups,
-    have_different_groups,
-    have_unmet_messages,
-)
+from pytest_accel.verdict.mismatches import have_different_groups, have_unmet_messages
 from pytest_accel.verdict.phase_verdict import Verdict
 
 _PLAIN_REPORT = frozenset(("outcome", "duration", "start", "stop"))
 """The fields that each report of a phase has (`rank.reports.phase_data`)."""
 
 
-class Phase(Struct, frozen=True, kw_only=True):
+class Phase(Struct, frozen=True):
     """Everything from which the verdict on one phase of a test follows, or on a subtest (see `merged_subtests`)."""
 
     when: When
     outcomes: Sequence[RankOutcome]
+    """The outcomes of all ranks but those whose end was reported with an earlier phase; see `reported_ends`."""
+    key: WorldKey
+    """Key of the world in which the test runs."""
     place: tuple[str, int]
     """File and line of the test, shown for failures that have no traceback."""
-    about: str
-    """A description of the world in a few words."""
-    is_fake: bool = False
-    """True if the test has one process of a fake process group."""
     folders: Folders = Folders()
     """The folders by which paths are shown."""
     records: Mapping[int, FlightRecord] = field(default_factory=dict)
@@ -65,8 +60,6 @@ class Phase(Struct, frozen=True, kw_only=True):
     """The numbers of failed subtests and other checks of the phase, by the word for them; see `merged_subtests`."""
     failed_before: bool = False
     """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
-    ended_before: frozenset[int] = frozenset()
-    """Ranks whose end was reported with an earlier phase. It is reported only once."""
     announced: Sequence[Announced] = ()
     """The announcements of each rank of the test. `expected_ends.marked` marks the outcomes of the call."""
     finished: Mapping[int, Finished] = field(default_factory=dict)
@@ -101,21 +94,12 @@ def plain_pass(
 
 def judge(phase: Phase) -> Verdict:
     """Return the verdict on `phase`."""
-    size = len(phase.outcomes)
     is_announced = any(one.ends for one in phase.announced)
-    if phase.ended_before:
-        reported = [one for one in phase.outcomes if one.report is not None or one.rank not in phase.ended_before]
-        phase = structs.replace(phase, outcomes=reported)
     outcomes = phase.outcomes
     verdict = _merge(phase)
     if phase.when == "call":
         verdict = _compare_with_announced(verdict, phase)
-    if verdict.outcome == "failed":
-        verdict = structs.replace(
-            verdict,
-            ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
-        )
-    elif verdict.outcome == "passed" and phase.failed_subtests:
+    if verdict.outcome == "passed" and phase.failed_subtests:
         text = sentences.failed_subtests(phase.failed_subtests)
         verdict = _with_problems(verdict, Cause(CauseKind.FAILED, "subtests"), [text], phase)
     if phase.finished:
@@ -123,9 +107,8 @@ def judge(phase: Phase) -> Verdict:
     sent = {one.rank: one.report.plugin_data for one in outcomes if one.report is not None}
     return structs.replace(
         verdict,
-        ended_ranks=verdict.ended_ranks.union(one.rank for one in outcomes if one.expected and one.report is None),
         duration=max(map(_seconds, outcomes), default=0.0),
-        properties=(*verdict.properties, *_end_properties(phase.finished, size), *properties(outcomes)),
+        properties=(*verdict.properties, *_end_properties(phase.finished, phase.key.ranks), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: loads(data) for rank, data in sent.items() if data},
         # If ranks end the phase, or a subtest, differently, a rank may have sent a message that nobody has read.
@@ -134,6 +117,13 @@ def judge(phase: Phase) -> Verdict:
         or (phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
         or is_announced,
     )
+
+
+def reported_ends(verdict: Verdict, outcomes: Sequence[RankOutcome]) -> set[int]:
+    """Return the ranks whose end is part of the report of a phase with this `verdict` and these `outcomes`."""
+    expected = {one.rank for one in outcomes if one.expected and one.report is None}
+    shown = {one.rank for one in outcomes if one.report is None or one.later} if verdict.outcome == "failed" else set()
+    return expected | shown
 
 
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
@@ -199,38 +189,41 @@ def _rank_phase(outcome: RankOutcome) -> RankPhase:
 def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict` with what follows from the ranks' last messages."""
     finished = phase.finished.values()
-    leaks = sentences.leak_lines(phase.finished)
-    failing_leaks = leaks if phase.leaks == "fail" else []
-    uneven, groups = compare_collectives(phase.finished), compare_groups(phase.finished)
-    kill_reason = next(map(sentences.describe_mismatch, uneven + groups), None)
+    ends = expected_ends.agreed(phase.announced)
+    uneven = sentences.uneven_collectives_lines(phase.finished)
+    groups = sentences.uneven_groups_lines(phase.finished)
+    kill_reason = next(iter(uneven + groups), None)
     missed = []
-    if ends := expected_ends.agreed(phase.announced):
-        if UNEVEN_COLLECTIVES in ends and not uneven:
-            missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
+    if UNEVEN_COLLECTIVES in ends and not uneven:
+        missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
+    if ends:
         # Other ranks notice an end at different times, and lose collectives that torch has started itself. No later
         # test meets what is left of them: the ranks are replaced.
         uneven = []
-    found = uneven + groups
-    mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch or ends else sentences.unawaited_lines(phase.finished, phase.folders)
-    problems = missed + mismatch + unawaited
-    problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
+    is_uneven = bool(uneven or groups or ends)
+    unawaited = [] if is_uneven else sentences.unawaited_lines(phase.finished, phase.folders)
+    leaks = sentences.leak_lines(phase.finished)
+    leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
+    kinds = ", ".join(dict.fromkeys(leak.kind.value for _, leak in leaking))
+    late = [left.late_teardown_error for left in finished if left.late_teardown_error]
+    found = [
+        (Cause(CauseKind.FAILED, "announced end"), missed),
+        (Cause(CauseKind.DISAGREED, "collectives"), uneven),
+        (Cause(CauseKind.DISAGREED, "process groups"), groups),
+        (Cause(CauseKind.FAILED, "unawaited collective"), unawaited),
+        (Cause(CauseKind.FAILED, "late teardown"), [*late, *phase.late_errors]),
+        (
+            Cause(CauseKind.LEAKED, kinds, tuple(dict.fromkeys(rank for rank, _ in leaking))),
+            leaks if phase.leaks == "fail" else [],
+        ),
+    ]
     if phase.failed_before:  # Mismatches and leaks are then consequences. Errors of fixtures are reported as by pytest.
-        problems, failing_leaks, found, missed, unawaited = [], [], [], [], []
-    problems += phase.late_errors
-    if (problems or failing_leaks) and verdict.outcome == "passed":
-        if found:
-            cause = Cause(CauseKind.DISAGREED, found[0].detail)
-        elif problems:
-            detail = "announced end" if missed else "unawaited collective" if unawaited else "late teardown"
-            cause = Cause(CauseKind.FAILED, detail)
-        else:
-            leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
-            kinds = dict.fromkeys(leak.kind.value for _, leak in leaking)
-            cause = Cause(CauseKind.LEAKED, ", ".join(kinds), tuple(dict.fromkeys(rank for rank, _ in leaking)))
-        verdict = _with_problems(verdict, cause, problems + failing_leaks, phase)
-    kill_reason = kill_reason or next(iter(unawaited), None)
+        found = [one for one in found if one[0].detail == "late teardown"]
+    problems = [line for _, lines in found for line in lines]
+    if problems and verdict.outcome == "passed":
+        cause = next(cause for cause, lines in found if lines)
+        verdict = _with_problems(verdict, cause, problems, phase)
     doubts = dict.fromkeys(left.doubt for left in finished if left.doubt)
     if have_unmet_messages(phase.finished):
         doubts[sentences.UNMET_MESSAGES] = None
@@ -242,7 +235,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
         retire=bool(doubts),
         warnings=tuple(warning for left in finished for warning in left.warnings),
         leak_warnings=tuple(leaks) if phase.leaks == "warn" else (),
-        kill_reason=kill_reason,
+        kill_reason=kill_reason or next(iter(unawaited), None),
     )
 
 
@@ -255,7 +248,7 @@ def _with_problems(verdict: Verdict, cause: Cause, problems: Sequence[str], phas
 
 def _merge(phase: Phase) -> Verdict:
     """Return the verdict that follows from the ranks' own outcomes."""
-    sections = _captured_output(phase.outcomes)
+    sections = _captured_output(phase)
     outcomes = [outcome for outcome in phase.outcomes if not outcome.expected]
     if all(outcome.ending == "passed" for outcome in outcomes):
         unexpected = [text for outcome in outcomes if (text := sentences.wasxfail(outcome)) is not None]
@@ -360,7 +353,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
     same = sentences.alike(root, outcomes, phase.folders)
-    label = ranks_text(same) if len(outcomes) > 1 else ""
+    label = ranks_text(same) if phase.key.ranks > 1 else ""
     says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
     error = None if root.report is None else root.report.exception
     cause = cause_of(root, same)
@@ -369,14 +362,14 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     else:
         message, lines = root.headline, root.text.splitlines()
         if not says_all:
-            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.records, phase.folders)
+            message, lines = sentences.failure_message(root, label, outcomes, phase.when, phase.records, phase.folders)
         longrepr = _source_longrepr(root.stack, message, lines, phase)
-    if len(outcomes) > 1 and not says_all:
-        _put_above(longrepr, f"{label} of {phase.about}")
+    if label and not says_all:
+        _put_above(longrepr, f"{label} of {phase.key.about}")
         lines = sentences.summary(root, same, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
-    elif phase.is_fake:
-        _put_above(longrepr, phase.about)
+    elif phase.key.fake_size is not None:
+        _put_above(longrepr, phase.key.about)
     longrepr["sections"] += _diagnosis(phase, root)
     place = sentences.place_of(root)
     return Verdict("failed", message, cause, error, longrepr, sections, place=place)
@@ -401,7 +394,7 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     """
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
-    sections = sentences.stacks(phase.outcomes, root, phase.folders)
+    sections = sentences.stacks(phase.outcomes, root, phase.key.ranks, phase.folders)
     if lines := sentences.collective_lines(stacks, phase.records, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
@@ -442,15 +435,15 @@ def _crashes(longrepr: Any) -> list[dict[str, Any]]:
     return [crash for crash in (longrepr["reprcrash"], *(entry[1] for entry in last)) if crash is not None]
 
 
-def _captured_output(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:
+def _captured_output(phase: Phase) -> tuple[tuple[str, str], ...]:
     """Return title and text of the captured output; ranks that wrote the same text share one section."""
     merged: dict[tuple[str, str], list[int]] = {}
-    for outcome in outcomes:
+    for outcome in phase.outcomes:
         end = outcome.later or outcome
         reported = outcome.report.report.get("sections", ()) if outcome.report is not None else ()
         if reported or end.sections:
             for name, text in dict.fromkeys(map(tuple, (*reported, *end.sections))):
                 merged.setdefault((name, text), []).append(outcome.rank)
-    if len(outcomes) == 1:
+    if phase.key.ranks == 1:
         return tuple(merged)
     return tuple((f"{name} [{ranks_text(ranks)}]", text) for (name, text), ranks in merged.items())

@@ -114,17 +114,8 @@ def _judged(reports: _Reports, number: int, phase: Phase) -> dict[str, Any]:
         else:
             report = PhaseReport(0, phase.when, data)
             outcomes.append(RankOutcome(rank, data["outcome"], report=report))
-    verdict = judge(
-        Phase(
-            when=phase.when,
-            outcomes=outcomes,
-            place=phase.place,
-            about=phase.about,
-            is_fake=phase.is_fake,
-            folders=phase.folders,
-            is_subtest=True,
-        )
-    )
+    place, folders = phase.place, phase.folders
+    verdict = judge(Phase(phase.when, outcomes, phase.key, place, folders=folders, is_subtest=True))
     first = reports[min(reports)]
     merged = {name: value for name, value in first.items() if name != "wasxfail"}
     merged |= {

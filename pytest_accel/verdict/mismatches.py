@@ -7,50 +7,36 @@ compare numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
-
-from msgspec import Struct
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
 from pytest_accel.messages.rank_messages import Finished, GroupUse
 
-
-class Mismatch(Struct, frozen=True):
-    """The ranks issued different numbers of collectives in a process group, or made different numbers of groups."""
-
-    detail: Literal["collectives", "process groups"]
-    """The `Cause.detail` of a failure for this."""
-    numbers: Mapping[int, int]
-    """By rank. Collectives are counted since the group was made, and groups since the ranks were started."""
-    group: str = ""
-    """Name of the group with the collectives, or `DEFAULT_GROUP`."""
-    members: tuple[int, ...] = ()
-    """The ranks of that group."""
+Group = tuple[str, tuple[int, ...]]
+"""Name and members of a process group. The default group has the name `DEFAULT_GROUP`."""
 
 
-def _by_group(finished: Mapping[int, Finished]) -> dict[tuple[str, tuple[int, ...]], dict[int, GroupUse]]:
-    """Return what each rank has issued in each process group that it has, by name and members of the group."""
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupUse]] = {}
+def _by_group(finished: Mapping[int, Finished]) -> dict[Group, dict[int, GroupUse]]:
+    """Return what each rank has issued in each process group that it has."""
+    groups: dict[Group, dict[int, GroupUse]] = {}
     for rank, left in finished.items():
         for name, use in left.uses.items():
             groups.setdefault((name, use.members), {})[rank] = use
     return groups
 
 
-def compare_collectives(finished: Mapping[int, Finished]) -> list[Mismatch]:
-    """Return the process groups in which the ranks issued different numbers of collectives."""
-    found = []
-    for group, uses in _by_group(finished).items():
-        numbers = {rank: use.collectives for rank, use in uses.items() if use.collectives is not None}
-        if len(set(numbers.values())) > 1:
-            found.append(Mismatch("collectives", numbers, *group))
-    return found
+def uneven_collectives(finished: Mapping[int, Finished]) -> dict[Group, dict[int, int]]:
+    """Return the numbers of collectives that the ranks issued in each group in which these numbers differ."""
+    numbers = {
+        group: {rank: use.collectives for rank, use in uses.items() if use.collectives is not None}
+        for group, uses in _by_group(finished).items()
+    }
+    return {group: counts for group, counts in numbers.items() if len(set(counts.values())) > 1}
 
 
-def compare_groups(finished: Mapping[int, Finished]) -> list[Mismatch]:
+def uneven_groups(finished: Mapping[int, Finished]) -> dict[int, int]:
     """Return the numbers of process groups that the ranks have made; nothing if all are equal."""
     numbers = {rank: left.groups for rank, left in finished.items() if left.groups is not None}
-    return [Mismatch("process groups", numbers)] if len(set(numbers.values())) > 1 else []
+    return numbers if len(set(numbers.values())) > 1 else {}
 
 
 def have_different_groups(finished: Mapping[int, Finished]) -> bool:

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from pytest_accel import LeftoverWarning
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.core.stash_keys import CAUSE, NOT_RUN
+from pytest_accel.core.stash_keys import NOT_RUN
 from pytest_accel.core.truncation import cut_output
 from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.messages.serialization import stand_in_type
@@ -57,8 +57,6 @@ class Verdict(Struct, frozen=True):
     """The phase in each rank."""
     place: tuple[str, int] | None = None
     """File and line of a failure that a rank has reported; None if `longrepr` has them."""
-    ended_ranks: frozenset[int] = frozenset()
-    """Ranks whose end is part of a reported failure."""
 
     def exception(self) -> BaseException | None:
         """Return the exception by which pytest learns the outcome in the driver; None if the phase passed."""
@@ -71,11 +69,6 @@ class Verdict(Struct, frozen=True):
         if self.error is not None:
             return stand_in(self.error)
         return RankError(self.message) if self.cause is None else RAISED[self.cause.kind](self.message)
-
-    @property
-    def failed_ranks(self) -> tuple[int, ...]:
-        """The ranks that the failure is about; empty if it is about none in particular."""
-        return () if self.cause is None else self.cause.ranks
 
     def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None], item: pytest.Item) -> None:
         """Put the ranks' results into pytest's `report` of the driver's phase, and their time into its `call`."""
@@ -91,7 +84,7 @@ class Verdict(Struct, frozen=True):
             return
         if self.outcome == "skipped" and isinstance(self.longrepr, (tuple, list)):
             report.longrepr = tuple(self.longrepr)
-        elif report.when != "call" and isinstance(self.longrepr, dict) and not isinstance(report.longrepr, str):
+        elif isinstance(self.longrepr, dict) and not isinstance(report.longrepr, str):
             report.longrepr = self.representation(item)
 
     def representation(self, item: pytest.Item) -> Any:
@@ -106,17 +99,6 @@ class Verdict(Struct, frozen=True):
             "when": "call",
         }
         return item.config.hook.pytest_report_from_serializable(config=item.config, data=data).longrepr
-
-
-def publish(verdict: Verdict, item: pytest.Item) -> None:
-    """Add the cause of a failure to the properties of the reports of `item`, from the present phase on."""
-    if verdict.cause is not None:
-        item.user_properties.append((CAUSE, str(verdict.cause)))
-
-
-def retract(item: pytest.Item) -> None:
-    """Remove the causes of an earlier run of `item`, which a plugin has run again."""
-    item.user_properties[:] = [one for one in item.user_properties if one[0] != CAUSE]
 
 
 class RankError(Exception):
@@ -163,14 +145,14 @@ def not_run(text: str) -> BaseException:
     return failure
 
 
-def report_not_run(report: pytest.TestReport, error: BaseException) -> None:
-    """Report the `error` of a test that has not run as marked: as a failure also with xfail, and by its text alone."""
+def report_not_run(report: pytest.TestReport) -> None:
+    """Report an error that is no failure of the test itself: as a failure also with xfail, and by its text alone."""
     if hasattr(report, "wasxfail"):
         del report.wasxfail
         report.outcome = "failed"
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        crash.message = str(error)  # pytest's short summary has ``Failed: `` before it.
+        crash.message = crash.message.removeprefix("Failed: ")  # pytest's short summary has the exception's name.
 
 
 def stand_in(sketch: ExceptionSketch) -> BaseException:

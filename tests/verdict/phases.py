@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_accel.core.frames import Folders
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.messages.rank_messages import Announced, ExceptionSketch, PhaseReport, When, exited
 from pytest_accel.verdict.expected_ends import marked
 from pytest_accel.verdict.judgement import Phase, judge, plain_pass, text_longrepr
@@ -48,17 +49,21 @@ def hung(rank: int, stack: str = STACK) -> RankOutcome:
     return RankOutcome(rank, "hung", 9.0, stack=stack, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "call"))
 
 
-def terminated(rank: int, event: RankEvent) -> RankOutcome:
+def terminated(rank: int, event: RankOutcome) -> RankOutcome:
     """Return the outcome of a rank that was terminated after `event`, that of another rank."""
     hang = Hang(HangCause.OTHER_RANK, 3, event=event)
     return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)
 
 
+def world_key(size: int) -> WorldKey:
+    return WorldKey("sim", None, size, grouped=True, devices_per_rank=0)
+
+
 def judged(*outcomes: RankOutcome, when: When = "call", announced: Sequence[Announced] = (), **more: Any) -> Verdict:
     """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
-    about = f"{len(outcomes)} on sim"
     seen = marked(outcomes, announced) if when == "call" else outcomes
-    phase = Phase(when=when, outcomes=seen, place=PLACE, about=about, folders=FOLDERS, announced=announced, **more)
+    more = {"key": world_key(len(outcomes)), "place": PLACE, "folders": FOLDERS, **more}
+    phase = Phase(when=when, outcomes=seen, announced=announced, **more)
     verdict = judge(phase)
     plain = plain_pass(outcomes, announced, phase.finished)
     # The driver asks for a plain pass only if there is none of these.

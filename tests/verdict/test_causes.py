@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome
+from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages.rank_messages import ExceptionSketch, ExitCause, RankExit, exited
 from pytest_accel.verdict.causes import (
     Cause,
@@ -53,7 +53,7 @@ def test_errors_of_secondary_failures_are_recognized(
         (RankOutcome(1, "died", exit=RankExit(ExitCause.OUT_OF_MEMORY, -9)), "died: out of memory; rank 1"),
         (RankOutcome(1, "died"), "died: unknown; rank 1"),
         (hung(1), "hung: phase timeout; rank 1"),
-        (terminated(1, RankEvent(0, "failed")), "hung: other rank; rank 1"),
+        (terminated(1, RankOutcome(0, "failed")), "hung: other rank; rank 1"),
         (RankOutcome(1, "unstarted", text="no"), "unstarted; rank 1"),
         (RankOutcome(1, "failed", text="a copy"), "failed: forked copy; rank 1"),
     ],

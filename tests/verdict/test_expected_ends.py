@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from pytest_accel.core.truncation import DEFAULT_GROUP
-from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankEvent, RankOutcome, RankState
+from pytest_accel.diagnostics.rank_state import Grace, Hang, HangCause, RankOutcome, RankState
 from pytest_accel.messages.rank_messages import (
     UNEVEN_COLLECTIVES,
     Announced,
@@ -26,7 +26,7 @@ from pytest_accel.messages.rank_messages import (
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.expected_ends import announced_hang
 from pytest_accel.verdict.phase_verdict import Verdict
-from tests.verdict.phases import failed, hung, judged, passed, skipped, summary, terminated
+from tests.verdict.phases import failed, hung, judged, passed, skipped, summary, terminated, world_key
 
 EXIT = ExpectedEnd(1, status=7)
 KILLED = ExpectedEnd(1, status=-signal.SIGKILL)
@@ -47,7 +47,7 @@ def device_error(text: str = "CUDA error: device-side assert triggered") -> Rank
     return outcome._replace(report=PhaseReport(1, "call", sent.report, sent.at, exception))
 
 
-STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.OTHER_RANK, 2.0, event=RankEvent(0, "finished")))
+STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.OTHER_RANK, 2.0, event=RankOutcome(0, "passed")))
 OUTCOMES = {
     "passes": passed(1),
     "skips": skipped(1),
@@ -71,7 +71,7 @@ OUTCOMES = {
     "hangs": STOPPED,
     "times out": hung(1),
     "is in a deadlock": hung(1)._replace(hang=Hang(HangCause.DEADLOCK, 0.0, "call")),
-    "is stopped": terminated(1, RankEvent(0, "failed")),
+    "is stopped": terminated(1, RankOutcome(0, "failed")),
     "has a device error": device_error(),
     "has another device error": device_error("CUDA error: out of memory"),
     "cannot run": RankOutcome(1, "unstarted"),
@@ -148,7 +148,7 @@ def test_the_announcement_of_all_ends_is_a_failure() -> None:
     verdict = announced(ended(7, 0), ended(7), ends=ends)
     text = "announced: rank 0 exits with status 7, rank 1 exits with status 7"
     assert verdict.message == (
-        "ranks 0-1 exited with status 7; the ranks must announce the same ends, and leave a rank to report: "
+        "ranks 0-1: exited with status 7; the ranks must announce the same ends, and leave a rank to report: "
         f"rank 0 {text}; rank 1 {text}"
     )
     assert announced(ended(7, 0), ends=ends[:1]).outcome == "failed"
@@ -165,7 +165,7 @@ def test_two_ends_of_one_rank_or_ends_of_no_rank_are_a_failure() -> None:
 
 def test_the_message_of_a_failure_says_what_was_announced_and_what_came() -> None:
     verdict = announced(passed(0), ended(8), ends=(EXIT,))
-    assert verdict.message == "rank 1 exited with status 8; announced: rank 1 exits with status 7"
+    assert verdict.message == "rank 1: exited with status 8; announced: rank 1 exits with status 7"
     assert verdict.longrepr["reprcrash"]["message"] == verdict.message
     assert verdict.cause == Cause(CauseKind.DIED, "status 8", (1,))
     verdict = announced(passed(0), passed(1), ends=(KILLED,))
@@ -189,23 +189,20 @@ def test_a_survivor_is_judged_as_always() -> None:
     for other in (ended(7, 2), hung(2), skipped(2), RankOutcome(2, "unstarted")):
         assert announced(passed(0), ended(7), other, ends=(EXIT,)).outcome == "failed"
     verdict = announced(passed(0), ended(7), ended(7, 2), ends=(EXIT,))
-    assert (verdict.failed_ranks, verdict.ended_ranks) == ((2,), frozenset({1, 2}))
+    assert verdict.cause == Cause(CauseKind.DIED, "status 7", (2,))
     assert announced(skipped(0), ended(7), ends=(EXIT,)).outcome == "failed", "some skipped, and some ran"
 
 
 def test_an_announced_end_is_reported_with_the_call_only() -> None:
     verdict = announced(passed(0), ended(7), STOPPED._replace(rank=2), passed(3), ends=(EXIT, HANG))
-    assert (verdict.outcome, verdict.ended_ranks) == ("failed", frozenset({1, 2})), "rank 2 was not announced"
+    assert verdict.outcome == "failed", "rank 2 was not announced"
     verdict = announced(passed(0), ended(7), ends=(EXIT,))
-    assert (verdict.outcome, verdict.ended_ranks, verdict.retire) == ("passed", frozenset({1}), True)
+    assert (verdict.outcome, verdict.retire) == ("passed", True)
     subtest = judged(passed(0), ended(7), announced=by_rank((EXIT,), (EXIT,)), failed_subtests={"subtest": 1})
-    assert (subtest.outcome, subtest.ended_ranks) == ("failed", frozenset({1}))
-    later = judged(
-        passed(0), ended(7), when="teardown", announced=by_rank((EXIT,), (EXIT,)), ended_before=verdict.ended_ranks
-    )
+    assert subtest.outcome == "failed"
+    later = judged(passed(0), when="teardown", announced=by_rank((EXIT,), (EXIT,)), key=world_key(2))
     assert later.outcome == "passed"
-    reported = announced(passed(0), device_error(), ends=(DEVICE,))
-    assert (reported.outcome, reported.ended_ranks) == ("passed", frozenset())
+    assert announced(passed(0), device_error(), ends=(DEVICE,)).outcome == "passed"
     assert announced(device_error(), ends=(ExpectedEnd(1, text=""),)).outcome == "passed"
 
 
@@ -238,9 +235,9 @@ def test_collectives_are_not_compared_after_an_announced_end(end: ExpectedEnd) -
             rank: Finished(1, {"3": GroupUse((0, 2), rank)}, **more)  # type: ignore[arg-type]
             for rank in (0, 2)
         }
-        outcomes = [passed(0), ended(7), passed(2)]
-        every = by_rank(*announced)
-        return judged(*outcomes, when="teardown", finished=finished, announced=every, ended_before=frozenset({1}))
+        return judged(
+            passed(0), passed(2), when="teardown", finished=finished, announced=by_rank(*announced), key=world_key(3)
+        )
 
     unawaited = UnawaitedCollective("all_reduce", "test_it.py", 7, "Connection reset by peer")
     assert end_of_test((end,), (end,), (end,), unawaited=(unawaited,)).outcome == "passed"
@@ -280,7 +277,7 @@ def test_only_announced_ranks_may_hang() -> None:
         return announced_hang(ranks, [Announced(1, ends)] * 4)
 
     other = ExpectedEnd(2, after=5.0)
-    last = RankEvent(3, "finished")
+    last = RankOutcome(3, "passed", 13.0)
     assert hang({1}, HANG, other) == (15.0, Hang(HangCause.OTHER_RANK, 2.0, event=last))
     assert hang({1, 2}, HANG, other) == (18.0, Hang(HangCause.OTHER_RANK, 5.0, event=last))
     for grace in (hang({1, 3}, HANG, other), hang(set(), HANG), hang({1}, EXIT), hang({1})):

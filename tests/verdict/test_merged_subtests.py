@@ -10,6 +10,7 @@ from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
 from pytest_accel.messages.rank_messages import PhaseReport
 from pytest_accel.verdict.judgement import Phase, text_longrepr
 from pytest_accel.verdict.merged_subtests import failed_numbers, merge
+from tests.verdict.phases import world_key
 
 Sent = tuple[int, PhaseReport]
 
@@ -20,7 +21,7 @@ def phase(*endings: Ending, **more: Any) -> Phase:
         RankOutcome(rank, ending, report=PhaseReport(1, "call", {"outcome": ending}, 1.0))
         for rank, ending in enumerate(endings)
     ]
-    return Phase(when="call", outcomes=outcomes, place=("test_it.py", 3), about=f"{len(endings)} on sim", **more)
+    return Phase(when="call", outcomes=outcomes, key=world_key(len(endings)), place=("test_it.py", 3), **more)
 
 
 TWO_PASSED = phase("passed", "passed")

@@ -7,11 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_accel.messages.rank_messages import Finished, GroupUse
-from pytest_accel.verdict.mismatches import (
-    Mismatch,
-    compare_collectives,
-    have_unmet_messages,
-)
+from pytest_accel.verdict.mismatches import have_unmet_messages, uneven_collectives
 
 Counts = Mapping[tuple[str, int | None, int], int]
 """Numbers of operations by direction (``to`` or ``from``), peer (None: any) and tag."""
@@ -56,8 +52,8 @@ def finished(*counts: Mapping[str, GroupUse]) -> dict[int, Finished]:
 
 
 def test_ranks_with_equal_numbers_of_collectives_do_not_differ() -> None:
-    assert compare_collectives({}) == compare_collectives(finished({}, {})) == []
-    assert compare_collectives(finished({"0": GroupUse((0, 1), 4)}, {"0": GroupUse((0, 1), 4)})) == []
+    assert uneven_collectives({}) == uneven_collectives(finished({}, {})) == {}
+    assert uneven_collectives(finished({"0": GroupUse((0, 1), 4)}, {"0": GroupUse((0, 1), 4)})) == {}
 
 
 def test_groups_with_the_same_name_and_different_members_are_different_groups() -> None:
@@ -67,6 +63,6 @@ def test_groups_with_the_same_name_and_different_members_are_different_groups() 
     counts: list[dict[str, GroupUse]] = [
         {"0": GroupUse(world, 1), "1": GroupUse(pair, number)} for pair, number in numbers
     ]
-    assert compare_collectives(finished(*counts)) == []
+    assert uneven_collectives(finished(*counts)) == {}
     counts[3]["1"] = GroupUse(right, 7)
-    assert compare_collectives(finished(*counts)) == [Mismatch("collectives", {2: 6, 3: 7}, "1", right)]
+    assert uneven_collectives(finished(*counts)) == {("1", right): {2: 6, 3: 7}}

@@ -78,7 +78,8 @@ class ReportDetails:
         marked: MarkedItem | None = item.stash.get(MARKED, None)
         verdict = None if marked is None else marked.verdict(call.when)
         if marked is not None and verdict is not None:
-            details = {"world": marked.world, "failed_ranks": verdict.failed_ranks, "place": verdict.place}
+            failed = () if verdict.cause is None else verdict.cause.ranks
+            details = {"world": marked.world, "failed_ranks": failed, "place": verdict.place}
             report.accel_details = msgspec.to_builtins(details | {"ranks": verdict.ranks})  # xdist sends plain data.
         elif call.excinfo is not None and report.failed:
             report.accel_details = {"place": failure_place(call.excinfo, report.longrepr, folders_of(item.config))}
