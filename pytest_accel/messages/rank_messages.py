@@ -263,11 +263,10 @@ class Finished(Struct, frozen=True, tag=True):
     leaks: tuple[Leak, ...] = ()
     device_error: str = ""
     """The error of work on a device that has made the device unusable for the rank, which must be killed; or empty."""
-    groups: int | None = None
-    """Number of process groups that have been created in the rank, by torch's counter.
-
-    None if torch does not number the ranks as the world does: then the numbers of ranks may differ.
-    """
+    groups: int = 0
+    """Number of process groups that have been created in the rank, by torch's counter."""
+    groups_by_test: int = 0
+    """Number of these process groups that the test has created."""
     unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""

@@ -90,6 +90,8 @@ class _Seen(NamedTuple):
     settings: process_state.State
     groups: frozenset[str]
     """The names of the process groups."""
+    created: int
+    """Number of groups that torch has created."""
     rpc: int
     """Number of RPC initialisations."""
 
@@ -121,10 +123,12 @@ class LeakCheck:
         self._fixtures = [one for one in requested_fixtures(item) if one.scope != "function"]
 
     def _look(self) -> _Seen:
+        grouped = self._context.spec.key.grouped
         return _Seen(
             find() if self._is_on else frozenset(),
             process_state.read() if self._is_on else (),
-            frozenset(torch_api.groups().values()) if self._context.spec.key.grouped else frozenset(),
+            frozenset(torch_api.groups().values()) if grouped else frozenset(),
+            torch_api.created_groups() if grouped else 0,
             torch_api.rpc_initialisations(),
         )
 
@@ -136,15 +140,18 @@ class LeakCheck:
         """
         found: list[Leak] = []
         before, self._before = self._before, None
-        context = self._context
+        groups_by_test, context = 0, self._context
         if before is not None:
             found = self._leaks(before, self._after, may_use_devices=failed_work is None)
+            if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
+                groups_by_test = self._after.created - before.created
         return Finished(
             leaks=tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
             device_error="" if failed_work is None else str(failed_work),
             uses=group_state.uses(context),
-            groups=torch_api.created_groups() if group_state.is_numbered_as_its_world(context) else None,
+            groups=torch_api.created_groups(),
+            groups_by_test=groups_by_test,
             doubt=self._doubt(failed_work if is_expected else None),
             unawaited=context.operations.end(),
             properties=peak_memory(context),

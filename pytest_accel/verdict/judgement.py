@@ -227,7 +227,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     doubts = dict.fromkeys(left.doubt for left in finished if left.doubt)
     if have_unmet_messages(phase.finished):
         doubts[sentences.UNMET_MESSAGES] = None
-    if have_different_groups(phase.finished):
+    if len({left.groups for left in finished}) > 1 or have_different_groups(phase.finished):
         doubts[sentences.OTHER_GROUPS] = None
     return structs.replace(
         verdict,

@@ -34,8 +34,8 @@ def uneven_collectives(finished: Mapping[int, Finished]) -> dict[Group, dict[int
 
 
 def uneven_groups(finished: Mapping[int, Finished]) -> dict[int, int]:
-    """Return the numbers of process groups that the ranks have made; nothing if all are equal."""
-    numbers = {rank: left.groups for rank, left in finished.items() if left.groups is not None}
+    """Return the numbers of process groups that the ranks made in the test; nothing if all are equal."""
+    numbers = {rank: left.groups_by_test for rank, left in finished.items()}
     return numbers if len(set(numbers.values())) > 1 else {}
 
 
