@@ -278,7 +278,7 @@ class RankMonitor:
         for source in rank.sources:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        self.rule_out(f"rank {rank.rank}: {sentences.describe_end(rank.end)}")
+        self.rule_out(sentences.describe_end(rank.end))
 
     def _handle_exit(self, rank: LinkToRank) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""

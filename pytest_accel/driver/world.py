@@ -338,7 +338,7 @@ class World:
             if not (has_lost and error_consequence(rank.torn_down.error))
         }
         errors |= {
-            rank.rank: sentences.describe_end(rank.end)
+            rank.rank: sentences.describe_end(rank.end, named=False)
             for rank in ended
             if rank.end is not None and not (has_lost and rank.end.secondary)
         }

@@ -72,14 +72,15 @@ def _exit_detail(outcome: RankOutcome) -> str:
 
 
 class Consequence(Enum):
-    """The kinds of failure that another rank has caused. Their values are predicates of the rank that failed so."""
+    """The kinds of failure that another rank has caused."""
 
-    LOST_CONNECTION = "lost the connection"
-    TIMED_OUT = "timed out waiting for another rank"
-    BROKEN_BARRIER = "found a broken barrier"
-    FAILED_EXAMPLE = "stopped in the example that failed"
+    LOST_CONNECTION = "lost connection"
+    TIMED_OUT = "timed out"
+    BROKEN_BARRIER = "broken barrier"
+    FAILED_EXAMPLE = "failed example"
     """An example of a property-based test failed on another rank."""
-    JOB_ENDED = "ended with its MPI job"
+    JOB_ENDED = "job ended"
+    """The MPI job ended because of another rank."""
 
 
 _LOST, _TIMED_OUT = Consequence.LOST_CONNECTION, Consequence.TIMED_OUT

@@ -362,7 +362,9 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     else:
         message, lines = root.headline, root.text.splitlines()
         if not says_all:
-            message, lines = sentences.failure_message(root, label, outcomes, phase.when, phase.records, phase.folders)
+            message, lines = sentences.failure_message(
+                root, same, phase.key.ranks, outcomes, phase.when, phase.records, phase.folders
+            )
         longrepr = _source_longrepr(root.stack, message, lines, phase)
     if label and not says_all:
         _put_above(longrepr, f"{label} of {phase.key.about}")

@@ -6,7 +6,7 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -32,7 +32,7 @@ from pytest_accel.messages.rank_messages import (
     When,
     exited,
 )
-from pytest_accel.verdict.causes import consequence
+from pytest_accel.verdict.causes import Consequence, consequence
 from pytest_accel.verdict.mismatches import uneven_collectives, uneven_groups
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -61,10 +61,9 @@ _EXITS = {
     ExitCause.MACHINE_LOST: "lost with the machine",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
 }
-_LOST_CONNECTION = "lost the connection to the driver (exit status unknown)"
+_LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
-_SILENT = "not responding to signals"
-"""Said of ranks whose stacks could not be taken."""
+_SILENT = "not respond to signals"
 _EVENTS = {
     "died": "died",
     "hung": "timed out",
@@ -76,17 +75,25 @@ _EVENTS = {
 """Words for the end of a rank, by its kind."""
 
 
-def describe_exit(end: RankExit) -> str:
-    """Return what happened to a rank that ended like this: ``exited with status 3``, ``killed by SIGKILL``."""
+def describe_exit(end: RankExit, be: str = "") -> str:
+    """Return the predicate of a sentence about a rank that ended like this: ``exited with status 3``.
+
+    `be` (``was`` or ``were``) is put before a participle such as ``killed``; leave it empty for a list.
+    """
+    be = f"{be} " if be else ""
     if end.cause in _EXITS:
-        return f"{_EXITS[end.cause]} {end.about}".rstrip()
+        text = f"{be if end.cause is ExitCause.MACHINE_LOST else ''}{_EXITS[end.cause]}"
+        return f"{text} {end.about}" if end.about else text
     assert end.status is not None
-    text = f"exited with status {end.status}" if end.status >= 0 else f"killed by {signal_name(-end.status)}"
+    text = f"exited with status {end.status}" if end.status >= 0 else f"{be}killed by {signal_name(-end.status)}"
     return f"{text}: {_OUT_OF_MEMORY}" if end.cause is ExitCause.OUT_OF_MEMORY else text
 
 
-def describe_hang(hang: Hang) -> str:
-    """Return what happened to a rank that hung: ``timed out after 5 s``, ``stopped 3 s after rank 1 failed``."""
+def describe_hang(hang: Hang, be: str = "was") -> str:
+    """Return the predicate of a rank that hung: ``timed out after 5 s``, ``was stopped 3 s after rank 1 failed``.
+
+    `be` is the verb for one rank or for several.
+    """
     match hang.cause:
         case HangCause.PHASE_TIMEOUT:
             phase = f" in the {hang.when} phase" if hang.when != "call" else ""
@@ -98,9 +105,9 @@ def describe_hang(hang: Hang) -> str:
         case HangCause.OTHER_RANK:
             assert hang.event is not None
             event = _EVENTS.get(hang.event.ending, "ended")
-            return f"stopped {hang.seconds:g} s after rank {hang.event.rank} {event}"
+            return f"{be} stopped {hang.seconds:g} s after rank {hang.event.rank} {event}"
         case HangCause.DEADLOCK:
-            return "deadlock"
+            return f"{be} in a deadlock"
 
 
 def session_end(request: ExitRequest, test: str) -> str:
@@ -113,9 +120,10 @@ def exit_request(reason: str) -> str:
     return f"asked for the end of the session: {reason}"
 
 
-def describe_end(end: RankOutcome) -> str:
-    """Return what has ended a rank."""
-    return _describe_death(end) if end.hang is None else describe_hang(end.hang)
+def describe_end(end: RankOutcome, *, named: bool = True) -> str:
+    """Return a sentence on the end of a rank: why its world is killed, for the record. `named`: it names the rank."""
+    how = _describe_death(end) if end.hang is None else describe_hang(end.hang)
+    return f"rank {end.rank} {how}" if named else how
 
 
 def late_teardowns(errors: Mapping[int, str]) -> list[str]:
@@ -132,14 +140,14 @@ def problem_lines(problem: RankProblem | str) -> str:
     """Return the text of an error outside of any test."""
     if isinstance(problem, str):
         return problem
-    end = "" if problem.exit is None else describe_exit(problem.exit)
+    end = "" if problem.exit is None else describe_exit(problem.exit, "was")
     match problem.error:
         case OutsideError.DIED_BETWEEN_TESTS:
             what = f"{end} after its last test had passed"
         case OutsideError.DIED_IN_TEARDOWN:
             what = f"{end} before the end of its session"
         case OutsideError.NOT_TORN_DOWN:
-            what = "killed by SIGKILL and may not have torn down its session fixtures"
+            what = "was killed by SIGKILL and may not have torn down its session fixtures"
         case OutsideError.FAILED_BY_HOOK:
             what = (
                 "has ended its session with a failing exit status although no test had failed in it: a hook has set it "
@@ -149,7 +157,7 @@ def problem_lines(problem: RankProblem | str) -> str:
             frame = where(frames_of_rank(problem.stack))
             place = f"; it was at {frame.where(Folders())}" if frame is not None else ""
             what = f"did not end its session within {problem.seconds:.0f} s and was killed{place}"
-    about = f"rank {problem.rank} of a world of {problem.size}: {what}"
+    about = f"rank {problem.rank} of a world of {problem.size} {what}"
     return "\n".join(filter(None, (about, stack_text(problem.stack, Folders()), problem.output)))
 
 
@@ -158,21 +166,25 @@ def problem_lines(problem: RankProblem | str) -> str:
 
 def failure_message(
     root: RankOutcome,
-    label: str,
+    ranks: Sequence[int],
+    size: int,
     outcomes: Sequence[RankOutcome],
     when: When,
     records: Mapping[int, FlightRecord],
     folders: Folders,
 ) -> tuple[str, list[str]]:
-    """Return the summary line and the text for ranks that ended like `root`, and did not report it themselves.
+    """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves.
 
-    `label` names these ranks; it is empty for the only rank of a test.
+    `size` is the number of ranks of the world.
     """
-    who = label or ALONE
+    who = ranks_text(ranks) if size > 1 else ALONE
+    if root.hang is not None and root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
+        ends = [one.later or one for one in outcomes]
+        hung = [one for one in ends if one.hang is not None and one.hang.cause is root.hang.cause]
+        message = _describe_timeout(outcomes, hung, size, records, folders)
+        return message, [message]
     if root.hang is not None:
-        message = f"{who}: {_describe_stop(root, folders)}"
-        if root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
-            message = _describe_timeout(root.hang, label, outcomes, records, folders)
+        message = f"{who}: {_describe_stop(root, folders, len(ranks))}"
         return message, [message]
     if root.headline:
         return f"{who}: {root.headline}", root.text.splitlines()
@@ -187,8 +199,9 @@ def failure_message(
     when = root.when or when
     phase = f" in the {when} phase" if when != "call" else ""
     if when == "call" and root.exit == exited(0):  # Status 0 alone would read like a success.
-        phase = " before the end of the test"
-    message = f"{who}: {_describe_death(root)}{phase}{_place(root, folders)}"
+        phase = f" before {'it' if len(ranks) == 1 else 'they'} had finished the test"
+    be = "was" if len(ranks) == 1 else "were"
+    message = f"{who} {_describe_death(root, be)}{phase}{_place(root, folders)}"
     return message, [message]
 
 
@@ -325,8 +338,8 @@ def kill_reason(finished: Finished) -> str | None:
 
 def alike(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[int]:
     """Return the ranks with the same outcome as `root`."""
-    lines = _describe(root, folders)
-    return [outcome.rank for outcome in outcomes if _describe(outcome, folders) == lines]
+    text = _describe(root, folders, 1)
+    return [outcome.rank for outcome in outcomes if _describe(outcome, folders, 1) == text]
 
 
 def summary(root: RankOutcome, same: Sequence[int], outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
@@ -334,35 +347,45 @@ def summary(root: RankOutcome, same: Sequence[int], outcomes: Sequence[RankOutco
 
     `same` are the ranks `alike`. The line on `root` does not repeat the message above it.
     """
+    rest = [outcome for outcome in outcomes if outcome.rank not in same]
+    consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
+    rest = [outcome for outcome in rest if outcome not in consequences]
     cause = f"{ranks_text(same)} {_EVENTS.get(root.ending, root.ending)}"
-    others, consequences = [], []
-    for outcome in outcomes:
-        meaning = consequence(outcome) if consequence(root) is None else None
-        if outcome.rank in same:
-            continue
-        if meaning is None:
-            others.append(outcome)
-        else:
-            place = _crash_place(outcome, folders)
-            consequences.append((outcome.rank, (f"{meaning.value} after {cause}{',' if place else ''}{place}",)))
     return [
-        f"{ranks_text(same)}: {_describe_root(root, folders)}",
-        *outcome_lines(others, folders),
-        *_shared_lines(consequences),  # Without the texts of these errors, which have addresses, and so differ.
+        f"{ranks_text(same)}: {_describe_root(root, folders, len(same))}",
+        *outcome_lines(rest, folders),
+        # The texts of these errors contain addresses, and so differ between ranks.
+        *_shared_lines(consequences, lambda one, number: [_describe_consequence(one, cause, folders, number)]),
     ]
 
 
 def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
     """Return lines on `outcomes`."""
-    return _shared_lines((one.rank, tuple(_describe(one, folders))) for one in outcomes)
+    return _shared_lines(outcomes, lambda one, number: _describe(one, folders, number))
 
 
-def _shared_lines(described: Iterable[tuple[int, tuple[str, ...]]]) -> list[str]:
-    """Return the lines about each rank in `described`; ranks with the same lines share them."""
+def _shared_lines(outcomes: Sequence[RankOutcome], describe: Callable[[RankOutcome, int], list[str]]) -> list[str]:
+    """Return the lines with which `describe` describes each outcome of a number of ranks; equal ones share them."""
     lines = []
-    for (first, *more), ranks in _grouped((texts, rank) for rank, texts in described).items():
-        lines += [f"{ranks_text(ranks)}: {first}", *(f"    {line}" for line in more)]
+    for group in _grouped((tuple(describe(one, 1)), one) for one in outcomes).values():
+        first, *more = describe(group[0], len(group))
+        lines += [f"{ranks_text([one.rank for one in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
+
+
+def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, number: int) -> str:
+    """Return the text of a line about this `number` of ranks, which failed because of the `cause`: ``rank 1 died``."""
+    meaning, place = consequence(outcome), _crash_place(outcome, folders)
+    if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
+        return f"failed as a consequence: {describe_exit(outcome.exit)}"
+    if meaning is Consequence.FAILED_EXAMPLE:
+        return f"stopped because an example failed on another rank{place}"
+    if meaning is Consequence.LOST_CONNECTION:
+        text = "lost its connection" if number == 1 else "lost their connection"
+    else:
+        broken = meaning is Consequence.BROKEN_BARRIER
+        text = "found a broken barrier" if broken else "timed out waiting for another rank"
+    return f"{text} after {cause}{',' if place else ''}{place}"
 
 
 def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
@@ -383,14 +406,14 @@ def place_of(outcome: RankOutcome) -> tuple[str, int] | None:
     return None if crash is None else (crash["path"], crash["lineno"])
 
 
-def _describe_root(root: RankOutcome, folders: Folders) -> str:
+def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     """Return the text of `_describe` without the message of the failure."""
     text = _EVENTS.get(root.ending, root.ending) if root.report is None else _without_message(root, folders)
     if wasxfail(root) is not None:
-        text = _describe_briefly(root, folders)
+        text = _describe_briefly(root, folders, number)
     elif root.hang is not None:
-        text = describe_hang(root.hang)
-    return text if root.later is None else f"{text}; {_describe_end(root.later, folders)}"
+        text = describe_hang(root.hang, "was" if number == 1 else "were")
+    return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
 
 
 def _without_message(outcome: RankOutcome, folders: Folders) -> str:
@@ -406,18 +429,18 @@ def _crash_of(outcome: RankOutcome) -> Mapping[str, Any] | None:
     return crash or None
 
 
-def _describe(outcome: RankOutcome, folders: Folders) -> list[str]:
-    """Return a line on the outcome of a rank, and for a failure the next lines of its message."""
-    first, *more = _describe_report(outcome, folders)
+def _describe(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
+    """Return a line on the outcome of this `number` of ranks, and for a failure the next lines of its message."""
+    first, *more = _describe_report(outcome, folders, number)
     if outcome.later is not None:
-        first += f"; {_describe_end(outcome.later, folders)}"
+        first += f"; {_describe_end(outcome.later, folders, number)}"
     return [first, *more]
 
 
-def _describe_report(outcome: RankOutcome, folders: Folders) -> list[str]:
+def _describe_report(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
     """Return the lines of `_describe`, without the end of the rank in a later phase."""
     if outcome.expected:
-        return [f"{_describe_briefly(outcome, folders)}, as announced"]
+        return [f"{_describe_briefly(outcome, folders, number)}, as announced"]
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
         if (crash := _crash_of(outcome)) is not None:
             first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]
@@ -425,7 +448,7 @@ def _describe_report(outcome: RankOutcome, folders: Folders) -> list[str]:
             return [cut_end(line, _WIDTH) for line in lines]
         if text := headline(outcome.report.exception):
             return [f"{_without_message(outcome, folders)}: {text}"]
-    return [_describe_briefly(outcome, folders)]
+    return [_describe_briefly(outcome, folders, number)]
 
 
 def headline(error: ExceptionSketch | None) -> str:
@@ -441,10 +464,10 @@ def headline(error: ExceptionSketch | None) -> str:
     return cut_end(f"{name}: {first}" if first else name, _WIDTH)
 
 
-def _describe_briefly(outcome: RankOutcome, folders: Folders) -> str:
+def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> str:
     if outcome.report is None:
         if outcome.hang is not None:
-            return _describe_stop(outcome, folders)
+            return _describe_stop(outcome, folders, number)
         if outcome.ending == "died":
             return f"{_describe_death(outcome)}{_place(outcome, folders)}"
         if outcome.headline:
@@ -459,9 +482,9 @@ def _describe_briefly(outcome: RankOutcome, folders: Folders) -> str:
     return outcome.ending
 
 
-def _describe_end(outcome: RankOutcome, folders: Folders) -> str:
+def _describe_end(outcome: RankOutcome, folders: Folders, number: int) -> str:
     """Return how a rank ended in a later phase than the judged phase."""
-    text = _describe_briefly(outcome, folders)
+    text = _describe_briefly(outcome, folders, number)
     return text if outcome.hang is not None or outcome.ending == "died" else f"{outcome.ending}: {text}"
 
 
@@ -473,45 +496,57 @@ def _place(outcome: RankOutcome, folders: Folders) -> str:
     return "" if frame is None else f"{' at' if known else ', after the collective at'} {frame.where(folders)}"
 
 
-def _describe_death(outcome: RankOutcome) -> str:
-    """Return what happened to a rank that has ended."""
+def _describe_death(outcome: RankOutcome, be: str = "") -> str:
+    """Return the predicate of a rank that has ended; see `describe_exit` for `be`."""
     if outcome.exit is not None:
-        return describe_exit(outcome.exit)
+        return describe_exit(outcome.exit, be)
     unknown = _LOST_CONNECTION if outcome.ending == "died" else outcome.ending
     return next(iter(outcome.text.strip().splitlines()), unknown)
 
 
-def _describe_stop(outcome: RankOutcome, folders: Folders) -> str:
-    """Return what happened to a rank that hung, and where."""
+def _describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return the predicate of this `number` of ranks that hung."""
     assert outcome.hang is not None
-    text, place = describe_hang(outcome.hang), _place(outcome, folders)
+    text, place = describe_hang(outcome.hang, "was" if number == 1 else "were"), _place(outcome, folders)
     if not outcome.stack:
-        return f"{text}; {_SILENT}"
-    return f"still running{place} when {text}" if outcome.secondary and place else f"{text}{place}"
+        return f"{text}; {_describe_silence(number)}"
+    if outcome.secondary and place:
+        return f"still running{place} when {'it' if number == 1 else 'they'} {text}"
+    return f"{text}{place}"
+
+
+def _describe_silence(number: int) -> str:
+    """Return the predicate of this `number` of ranks whose stacks could not be taken."""
+    return f"{'does' if number == 1 else 'do'} {_SILENT}"
 
 
 def _describe_timeout(
-    hang: Hang, label: str, outcomes: Sequence[RankOutcome], records: Mapping[int, FlightRecord], folders: Folders
+    outcomes: Sequence[RankOutcome],
+    hung: Sequence[RankOutcome],
+    size: int,
+    records: Mapping[int, FlightRecord],
+    folders: Folders,
 ) -> str:
-    """Return the message for ranks that timed out or are in a deadlock, as `hang` says.
+    """Return the message for ranks that timed out or are in a deadlock.
 
-    It says where each of them is, those first that wait in no collective. If all wait in collectives that differ, it
+    It says where each of `hung` is, those first that wait in no collective. If all wait in collectives that differ, it
     says only how.
     """
-    ends = [one.later or one for one in outcomes]
-    hung = [one for one in ends if one.hang is not None and one.hang.cause is hang.cause]
-    about, is_deadlock = describe_hang(hang), hang.cause is HangCause.DEADLOCK
+    assert hung[0].hang is not None
+    is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
+    about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
     found = [_describe_difference(one) for one in waits(records) if one.different]
     if found and all(_awaited(one.rank, records) is None and waiting_in(records.get(one.rank)) for one in hung):
         return f"{about}: {'; '.join(found)}"
     by_position = _grouped((_position(one, records, folders), one.rank) for one in hung)
     parts = [
-        f"{ranks_text(ranks)} {position}" if label else position
-        for (_, position), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
+        f"{ranks_text(ranks) if size > 1 else ALONE} {one if len(ranks) == 1 else several} {rest}"
+        for (_, one, several, rest), ranks in sorted(by_position.items(), key=lambda item: item[0][0])
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
         if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
-            parts.append(f"{ranks_text(ranks)} {what}{' the test' if is_deadlock else ''}")
+            has = "had" if not is_deadlock else "has" if len(ranks) == 1 else "have"
+            parts.append(f"{ranks_text(ranks)} {has} {what}{' the test' if is_deadlock else ''}")
     return f"{about}: {'; '.join(parts + found)}"
 
 
@@ -521,17 +556,19 @@ def _awaited(rank: int, records: Mapping[int, FlightRecord]) -> RankWait | None:
     return None if wait is None or wait.kind == "collective" else wait
 
 
-def _position(outcome: RankOutcome, records: Mapping[int, FlightRecord], folders: Folders) -> tuple[bool, str]:
-    """Return whether a rank that hung waits for others, and where it is."""
+def _position(
+    outcome: RankOutcome, records: Mapping[int, FlightRecord], folders: Folders
+) -> tuple[bool, str, str, str]:
+    """Return whether a rank that hung waits for others, and its predicate: the verb for one and several, the rest."""
     frame = where(frames_of_rank(outcome.stack), folders)
-    at = "" if frame is None else f" at {frame.place(folders)}"
+    at = "" if frame is None else f"at {frame.place(folders)}"
     if (wait := _awaited(outcome.rank, records)) is not None:
-        return True, f"waiting{at} for {_describe_wait(wait, lacking(outcome.rank, records))}"
+        return True, "waits", "wait", f"{at} for {_describe_wait(wait, lacking(outcome.rank, records))}".lstrip()
     if (one := waiting_in(records.get(outcome.rank))) is not None:
-        return True, f"stuck in {one.name}{at}"
+        return True, "is", "are", f"stuck in {one.name} {at}".rstrip()
     if not outcome.stack:
-        return False, _SILENT
-    return False, at.lstrip() or "in no code of the test"
+        return False, "does", "do", _SILENT
+    return False, "is", "are", at or "in no code of the test"
 
 
 def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
@@ -635,7 +672,7 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
         at = "finished the test" if rank in finished else at
         text = describe_exit(world.ends[rank]) if rank in world.ends else at if stack else ""
         by_text.setdefault(text, []).append(rank)
-    lines = [f"{ranks_text(ranks)}: {text or _SILENT}" for text, ranks in by_text.items()]
+    lines = [f"{ranks_text(ranks)}: {text or _describe_silence(len(ranks))}" for text, ranks in by_text.items()]
     lines += collective_lines(world.stacks, world.records, folders)
     texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack and rank not in finished}
     for ranks in _alike(texts):
@@ -650,7 +687,7 @@ def progress_parts(
     by_text = _grouped((folders.shown(place), rank) for rank, place in places.items())
     parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
     if finished:
-        parts.append(f"{ranks_text(finished)} finished the test")
+        parts.append(f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test")
     return parts + _wait_lines(records, {})
 
 

@@ -98,12 +98,12 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
             "test_gather": "FAILED hung: deadlock; rank 0",
         }
     )
-    finished = "finished the test\n"
+    finished = "has finished the test\n"
     for name, message in (
-        ("one_rank_has_finished", f"rank 0 stuck in barrier #1 at test_deadlocks.py:13; rank 1 {finished}"),
+        ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:13; rank 1 {finished}"),
         ("other_size", "called all_reduce #1 with different shapes: rank 0 float32[3], rank 1 float32[4]\n"),
         ("receive", f"for message #3 from rank 0 (tag 0), which has sent 2; rank 0 {finished}"),
-        ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waiting at "),
+        ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waits at "),
         ("other_tag", "for message #1 from rank 0 (tag 1), which has sent none\n"),
         ("gather", f"for gather #2 of rank 1, which has made 1; rank 1 {finished}"),
     ):

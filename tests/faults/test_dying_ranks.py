@@ -130,7 +130,7 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     lines = (suite.path / "test_deaths.py").read_text().splitlines()
     places = (f"test_deaths.py:{lines.index(line) + 1}" for line in (_CRASH, "    crash(rank)", _REDUCE))
     crash, call, reduce = places
-    message = f"rank 1: killed by SIGSEGV at {crash} in crash"
+    message = f"rank 1 was killed by SIGSEGV at {crash} in crash"
     assert f"FAILED test_deaths.py::test_crash - {message}" in run.text
     assert f"rank 1 of 2 on sim\n\n{call}: in test_crash\n    crash(rank)\n" in report
     assert f"{crash}: in crash\n    {_CRASH.strip()}\n" in report
@@ -141,11 +141,11 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     child_report = run.failure("test_child_crashes")
     assert "Fatal Python error: Segmentation fault" in child_report.partition("Captured stdout call [rank 1]")[2]
     # The place of the last collective is shown if it was in the test.
-    assert "\nrank 1: killed by SIGKILL\n" in run.failure("test_dies_after_a_collective_of_the_last_test")
+    assert "\nrank 1 was killed by SIGKILL\n" in run.failure("test_dies_after_a_collective_of_the_last_test")
     report = run.failure("test_dies_after_a_collective")
     assert f"{reduce}: in reduce\n{_REDUCE}\n" in report
-    end = f"exited with status 0 before the end of the test, after the collective at {reduce} in reduce"
-    assert f"E   rank 1: {end}\n" in report
+    end = f"exited with status 0 before it had finished the test, after the collective at {reduce} in reduce"
+    assert f"E   rank 1 {end}\n" in report
 
 
 @pytest.mark.long
@@ -257,7 +257,7 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Bac
             "test_last": "PASSED",
         }
     )
-    killed = re.findall(r"^rank (.) of a world of .: killed by SIGKILL ", run.text, re.MULTILINE)
+    killed = re.findall(r"^rank (.) of a world of . was killed by SIGKILL ", run.text, re.MULTILINE)
     assert killed == ["1", "1", "1", "0"]
     assert run.text.count(" of a world of ") == 4
     assert run.ret == pytest.ExitCode.TESTS_FAILED

@@ -102,7 +102,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
     report = run.failure("test_one_skips").splitlines()
     assert ("rank 1 has not reached barrier #1 (last collective: none)" in report) is RECORDS_COLLECTIVES
     later = {
-        "call": "when stopped 3 s after rank 1 failed",
+        "call": "when it was stopped 3 s after rank 1 failed",
         "teardown": "timed out in the teardown phase after 50 s",
     }
     for phase, text in later.items():

@@ -56,8 +56,8 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
     run = suite.run("-n2", "-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function")
     run.expect({f"test_{name}": "FAILED" for name in ("asyncio", "unittest")})
     for name, place in (
-        ("test_asyncio", "rank 1 at test_it.py:11; rank 0 finished"),
-        ("TestCase.test_unittest", "ranks 0-1 at test_it.py:11"),
+        ("test_asyncio", "rank 1 is at test_it.py:11; rank 0 had finished"),
+        ("TestCase.test_unittest", "ranks 0-1 are at test_it.py:11"),
     ):
         report = run.failure(name)
         assert f"E   timed out after 5 s: {place}\n" in report

@@ -245,7 +245,7 @@ def test_a_hook_of_the_driver_that_fails_after_the_setup_decides_the_outcome(sui
         "test_slow_hook": ["PASSED"],
         "test_dies": ["SKIPPED", "ERROR"],
     }, run.text
-    assert "\nrank 1: exited with status 3\n" in run.failure("test_dies")  # Not: in the teardown phase.
+    assert "\nrank 1 exited with status 3\n" in run.failure("test_dies")  # Not: in the teardown phase.
     assert "ValueError: in a hook after the setup" in run.failure("test_setup_hook")
     assert "ValueError: in a wrapper of the call" in run.failure("test_call_hook")
     torn_down = [line.split() for line in suite.read("torn down")]

@@ -382,7 +382,7 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
     run = suite.run("-n1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert run.count() == {"PASSED": 1}
-    message = "of a world of 3: did not end its session within 10 s and was killed"
+    message = "of a world of 3 did not end its session within 10 s and was killed"
     assert re.search(rf"^rank 1 {message}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
     assert re.search(rf"^rank 2 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
     assert f"rank 0 {message}" not in run.text  # It has not waited for rank 1 longer than it should.
@@ -481,6 +481,6 @@ def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> 
     )
     run = suite.run()
     run.expect({"test_records": "PASSED", "test_records_and_fails": "FAILED"})
-    error = "rank 1 of a world of 2: has ended its session with a failing exit status"
+    error = "rank 1 of a world of 2 has ended its session with a failing exit status"
     assert "accel: errors outside of any test" in run.text
     assert run.text.count(error) == run.text.count("failing exit status") == 1, run.text

@@ -361,9 +361,9 @@ def test_each_fault_fails_its_test_only(suite: BackgroundSuite, accel: Accel) ->
     failed = {
         "test_unexpected_assert": r"test_faults\.py:\d+: [\s\S]*AcceleratorError: .* device-side assert triggered",
         "test_assert_without_wait": r"the place in the code is unknown",
-        "test_killed_rank": r"the test's process: killed by SIGKILL",
+        "test_killed_rank": r"the test's process was killed by SIGKILL",
         "test_illegal_access": r"illegal memory access",
-        "test_endless_kernel": r"timed out after 10 s: at test_faults\.py:\d+",
+        "test_endless_kernel": r"timed out after 10 s: the test's process is at test_faults\.py:\d+",
         "test_out_of_memory": r"test_faults\.py:\d+: OutOfMemoryError",
     }
     expected = dict.fromkeys(re.findall(r"def (test_\w+)", FAULTS), "PASSED")
@@ -424,4 +424,4 @@ def test_four_workers_use_one_card(suite: BackgroundSuite, accel: Accel) -> None
     failed = [name for name, words in run.results.items() if words != ["PASSED"]]
     assert sorted(failed) == [f"test_{name}.py::test_killed_rank" for name in "abcd"], run.text
     assert run.count() == {"PASSED": 28, "FAILED": 4}, run.text
-    assert re.findall(r"^FAILED .* - (.*)", run.text, re.MULTILINE) == ["the test's process: killed by SIGKILL"] * 4
+    assert re.findall(r"^FAILED .* - (.*)", run.text, re.MULTILINE) == ["the test's process was killed by SIGKILL"] * 4

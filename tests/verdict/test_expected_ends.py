@@ -148,7 +148,7 @@ def test_the_announcement_of_all_ends_is_a_failure() -> None:
     verdict = announced(ended(7, 0), ended(7), ends=ends)
     text = "announced: rank 0 exits with status 7, rank 1 exits with status 7"
     assert verdict.message == (
-        "ranks 0-1: exited with status 7; the ranks must announce the same ends, and leave a rank to report: "
+        "ranks 0-1 exited with status 7; the ranks must announce the same ends, and leave a rank to report: "
         f"rank 0 {text}; rank 1 {text}"
     )
     assert announced(ended(7, 0), ends=ends[:1]).outcome == "failed"
@@ -165,7 +165,7 @@ def test_two_ends_of_one_rank_or_ends_of_no_rank_are_a_failure() -> None:
 
 def test_the_message_of_a_failure_says_what_was_announced_and_what_came() -> None:
     verdict = announced(passed(0), ended(8), ends=(EXIT,))
-    assert verdict.message == "rank 1: exited with status 8; announced: rank 1 exits with status 7"
+    assert verdict.message == "rank 1 exited with status 8; announced: rank 1 exits with status 7"
     assert verdict.longrepr["reprcrash"]["message"] == verdict.message
     assert verdict.cause == Cause(CauseKind.DIED, "status 8", (1,))
     verdict = announced(passed(0), passed(1), ends=(KILLED,))

@@ -89,7 +89,7 @@ def test_a_failure_of_a_single_process_has_no_rank_number() -> None:
     verdict = judged(failed(0))
     assert verdict.message == "assert 0 == 1"
     assert verdict.longrepr["sections"] == []
-    assert judged(died(0)).message == "the test's process: killed by SIGSEGV"
+    assert judged(died(0)).message == "the test's process was killed by SIGSEGV"
 
 
 def test_failures_with_different_texts_are_not_equal() -> None:
@@ -105,7 +105,7 @@ def test_the_earliest_failure_is_the_cause() -> None:
 
 
 def test_of_a_simultaneous_failure_and_death_the_death_is_the_cause() -> None:
-    assert judged(failed(0), died(1)).message == "rank 1: killed by SIGSEGV"
+    assert judged(failed(0), died(1)).message == "rank 1 was killed by SIGSEGV"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_error_about_a_lost_peer_is_not_the_cause(text: str) -> None:
 def test_equal_secondary_failures_at_one_place_are_reported_once() -> None:
     texts = [f"Connection closed by peer [127.0.0.1]:{port}" for port in (1, 2)]
     outcomes = [failed(0, texts[0]), failed(1, texts[1]), died(2, at=2), passed(3), failed(4, texts[0], line=8)]
-    lost = "lost the connection after rank 2 died"
+    lost = "lost its connection after rank 2 died"
     assert summary(judged(*outcomes))[1] == [
         "rank 2: died",
         "rank 3: passed",
@@ -144,7 +144,7 @@ def test_equal_secondary_failures_at_one_place_are_reported_once() -> None:
 def test_the_place_of_a_failure_is_the_one_that_the_rank_has_reported() -> None:
     lost = failed(0, "Broken pipe", accel_place=("test_it.py", 279))
     judgement = judged(lost, died(1))
-    assert summary(judgement)[1][-1].endswith("the connection after rank 1 died, at test_it.py:279")
+    assert summary(judgement)[1][-1].endswith("its connection after rank 1 died, at test_it.py:279")
     assert judgement.place is None
     assert judged(failed(0, accel_place=("test_it.py", 279)), passed(1)).place == ("test_it.py", 279)
     assert judged(failed(0, line=8), passed(1)).place == ("test_it.py", 8)
@@ -175,7 +175,7 @@ def test_a_death_has_its_signal_and_the_last_output() -> None:
         when="setup",
     )
     assert verdict.cause == Cause(CauseKind.DIED, "SIGABRT", (1,))
-    assert verdict.message == "rank 1: killed by SIGABRT in the setup phase"
+    assert verdict.message == "rank 1 was killed by SIGABRT in the setup phase"
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 3, "message": verdict.message}
     assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert verdict.sections == (("Captured stderr setup [rank 1]", "terminate called"),)
@@ -183,13 +183,13 @@ def test_a_death_has_its_signal_and_the_last_output() -> None:
 
 def test_deaths_are_equal_also_if_their_output_differs() -> None:
     different = [died(rank, sections=(("Captured stdout call", f"of {rank}"),)) for rank in range(2)]
-    assert judged(*different).message == "ranks 0-1: killed by SIGSEGV"
+    assert judged(*different).message == "ranks 0-1 were killed by SIGSEGV"
 
 
 def test_a_hang_shows_where_every_rank_is() -> None:
     verdict = judged(passed(0), hung(1), hung(2))
     assert verdict.cause == Cause(CauseKind.HUNG, "phase timeout", (1, 2))
-    assert verdict.message == "timed out after 5 s: ranks 1-2 at test_it.py:12; rank 0 finished"
+    assert verdict.message == "timed out after 5 s: ranks 1-2 are at test_it.py:12; rank 0 had finished"
     assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out after 5 s", "rank 0: passed"])
     assert traceback_lines(verdict) == [
         "ranks 1-2 of 3 on sim",
@@ -203,7 +203,7 @@ def test_a_hang_shows_where_every_rank_is() -> None:
 
 def test_hangs_at_different_places_are_reported_separately() -> None:
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
-    assert verdict.message == "timed out after 5 s: rank 0 at test_it.py:12; rank 1 at test_it.py:30"
+    assert verdict.message == "timed out after 5 s: rank 0 is at test_it.py:12; rank 1 is at test_it.py:30"
     late = "timed out after 5 s"
     assert summary(verdict)[1] == [f"rank 0: {late}", f"rank 1: {late} at test_it.py:30 in test_it"]
     assert sections(verdict)["[rank 1] stacks"].splitlines()[0] == "test_it.py:30 in test_it"
@@ -221,21 +221,21 @@ def test_a_hang_names_the_difference_between_collectives() -> None:
 
 def test_a_hung_rank_without_a_stack_does_not_respond_to_signals() -> None:
     verdict = judged(passed(0), hung(1, ""))
-    assert verdict.message == "timed out after 5 s: rank 1 not responding to signals; rank 0 finished"
+    assert verdict.message == "timed out after 5 s: rank 1 does not respond to signals; rank 0 had finished"
     assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert list(sections(verdict)) == ["all ranks"]
 
 
 def test_a_hang_of_a_single_process_has_no_rank_number() -> None:
-    assert judged(hung(0)).message == "timed out after 5 s: at test_it.py:12"
+    assert judged(hung(0)).message == "timed out after 5 s: the test's process is at test_it.py:12"
     in_library = 'Thread 0x1 (most recent call first):\n  File "/venv/lib/python3.12/queue.py", line 3 in get'
-    assert judged(hung(0, in_library)).message.endswith(": in no code of the test")
+    assert judged(hung(0, in_library)).message.endswith("the test's process is in no code of the test")
 
 
 def test_a_crash_shows_the_place_and_the_frames() -> None:
     crash = died(1, stack=f"Fatal Python error: Fault\n\n{STACK}")
     verdict = judged(passed(0), crash)
-    assert verdict.message == "rank 1: killed by SIGSEGV at test_it.py:12 in test_it"
+    assert verdict.message == "rank 1 was killed by SIGSEGV at test_it.py:12 in test_it"
     assert traceback_lines(verdict)[0] == "rank 1 of 2 on sim"
     assert traceback_lines(verdict)[-1] == f"E   {verdict.message}"
     assert verdict.longrepr["reprcrash"]["path"] == "/home/me/test_it.py"
@@ -249,17 +249,17 @@ def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> N
     assert verdict.cause == Cause(CauseKind.DISAGREED, "skip")
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
     lines = traceback_lines(verdict)
-    running = "still running at test_it.py:12 in test_it when stopped 3 s after"
+    running = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
     assert f"rank 1: {running} rank 0 skipped" in lines
     assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
     assert [(rank.rank, rank.ending) for rank in verdict.ranks] == [(0, "skipped"), (1, "stopped")]
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
     verdict = judged(hung(0), terminated(1, RankOutcome(0, "hung")))
-    assert verdict.message.startswith("timed out after 5 s: rank 0 at")
+    assert verdict.message.startswith("timed out after 5 s: rank 0 is")
     assert [rank.ending for rank in verdict.ranks] == ["hung", "stopped"]
     # The others have passed, and wait for nothing.
     verdict = judged(passed(0), terminated(1, RankOutcome(0, "passed")))
-    assert summary(verdict)[1] == ["rank 1: stopped 3 s after rank 0 finished the call", "rank 0: passed"]
+    assert summary(verdict)[1] == ["rank 1: was stopped 3 s after rank 0 finished the call", "rank 0: passed"]
 
 
 def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> None:
@@ -268,13 +268,13 @@ def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> No
     assert verdict.message == "rank 1: assert 0 == 1"
     assert summary(verdict)[1] == [
         "rank 1: failed at test_it.py:7",
-        "rank 0: passed; still running at test_it.py:12 in test_it when stopped 3 s after rank 1 failed",
+        "rank 0: passed; still running at test_it.py:12 in test_it when it was stopped 3 s after rank 1 failed",
         "rank 2: passed; killed by SIGSEGV",
     ]
     assert sections(verdict)["[rank 0] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
     both = [passed(rank)._replace(later=terminated(rank, RankOutcome(2, "failed"))) for rank in range(2)]
-    assert "when stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
+    assert "when they were stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
     assert judged(ended, passed(1)).outcome == "passed"  # The later phase fails.
 
 
@@ -452,7 +452,8 @@ def test_a_failure_after_the_end_of_the_only_other_rank_names_its_rank() -> None
     verdict = judged(failed(1, sections=[OUTPUT]), when="teardown", key=world_key(2))
     assert verdict.message == "rank 1: assert 0 == 1"
     assert verdict.sections == ((f"{OUTPUT[0]} [rank 1]", OUTPUT[1]),)
-    assert judged(hung(1), when="teardown", key=world_key(2)).message == "timed out after 5 s: rank 1 at test_it.py:12"
+    verdict = judged(hung(1), when="teardown", key=world_key(2))
+    assert verdict.message == "timed out after 5 s: rank 1 is at test_it.py:12"
 
 
 @pytest.mark.parametrize("when", ["call", "teardown"])

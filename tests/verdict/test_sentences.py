@@ -48,13 +48,13 @@ def test_consecutive_ranks_are_written_as_a_range(ranks: list[int], text: str) -
     ("end", "text"),
     [
         (exited(0), "exited with status 0"),
-        (exited(-signal.SIGSEGV), "killed by SIGSEGV"),
-        (exited(-250), "killed by signal 250"),
-        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (exited(-signal.SIGSEGV), "{}killed by SIGSEGV"),
+        (exited(-250), "{}killed by signal 250"),
+        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"{{}}killed by SIGKILL: {OUT_OF_MEMORY}"),
         (RankExit(ExitCause.SERVER_ENDED), "ended with the fork server, which is gone"),
         (
             RankExit(ExitCause.MACHINE_LOST, about="far (its agent has ended)"),
-            "lost with the machine far (its agent has ended)",
+            "{}lost with the machine far (its agent has ended)",
         ),
         (
             RankExit(ExitCause.JOB_ENDED),
@@ -63,7 +63,8 @@ def test_consecutive_ranks_are_written_as_a_range(ranks: list[int], text: str) -
     ],
 )
 def test_the_end_of_a_rank(end: RankExit, text: str) -> None:
-    assert sentences.describe_exit(end) == text
+    assert sentences.describe_exit(end) == text.format("")
+    assert sentences.describe_exit(end, "were") == text.format("were ")
 
 
 @pytest.mark.parametrize(
@@ -73,23 +74,23 @@ def test_the_end_of_a_rank(end: RankExit, text: str) -> None:
         (Hang(HangCause.PHASE_TIMEOUT, 0.5, "setup"), "timed out in the setup phase after 0.5 s"),
         (Hang(HangCause.START_TIMEOUT, 120), "did not become ready within 120 s"),
         (Hang(HangCause.COLLECTION_TIMEOUT, 9), "did not import and collect the test's file within 9 s"),
-        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(1, "failed")), "stopped 3 s after rank 1 failed"),
-        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(0, "hung")), "stopped 3 s after rank 0 timed out"),
-        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(0, "absent")), "stopped 3 s after rank 0 ended"),
-        (Hang(HangCause.DEADLOCK, 0), "deadlock"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(1, "failed")), "was stopped 3 s after rank 1 failed"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(0, "hung")), "was stopped 3 s after rank 0 timed out"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankOutcome(0, "absent")), "was stopped 3 s after rank 0 ended"),
+        (Hang(HangCause.DEADLOCK, 0), "was in a deadlock"),
     ],
 )
 def test_the_hang_of_a_rank(hang: Hang, text: str) -> None:
     assert sentences.describe_hang(hang) == text
-    assert sentences.describe_end(RankOutcome(7, "hung", hang=hang)) == text
+    assert sentences.describe_end(RankOutcome(7, "hung", hang=hang)) == f"rank 7 {text}"
 
 
 def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
     lost = RankOutcome(1, "died")
-    assert judged(hung(0), lost).message == "rank 1: lost the connection to the driver (exit status unknown)"
-    assert sentences.describe_end(lost) == "lost the connection to the driver (exit status unknown)"
+    assert judged(hung(0), lost).message == "rank 1 lost its connection to the driver (exit status unknown)"
+    assert sentences.describe_end(lost) == "rank 1 lost its connection to the driver (exit status unknown)"
     asked = RankOutcome(1, "died", text=sentences.exit_request("enough"))
-    assert sentences.describe_end(asked) == "asked for the end of the session: enough"
+    assert sentences.describe_end(asked) == "rank 1 asked for the end of the session: enough"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
     [
         (OutsideError.DIED_BETWEEN_TESTS, "exited with status 3 after its last test had passed"),
         (OutsideError.DIED_IN_TEARDOWN, "exited with status 3 before the end of its session"),
-        (OutsideError.NOT_TORN_DOWN, "killed by SIGKILL and may not have torn down its session fixtures"),
+        (OutsideError.NOT_TORN_DOWN, "was killed by SIGKILL and may not have torn down its session fixtures"),
         (
             OutsideError.FAILED_BY_HOOK,
             "has ended its session with a failing exit status although no test had failed in it: a hook has set it "
@@ -108,7 +109,7 @@ def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
 )
 def test_an_error_outside_of_any_test(error: OutsideError, text: str) -> None:
     problem = RankProblem(error, 1, 2, exited(3), 5.0, output="the last words")
-    assert sentences.problem_lines(problem) == f"rank 1 of a world of 2: {text}\nthe last words"
+    assert sentences.problem_lines(problem) == f"rank 1 of a world of 2 {text}\nthe last words"
     assert sentences.problem_lines("the lock of sim-0 was lost") == "the lock of sim-0 was lost"
 
 
@@ -269,7 +270,7 @@ def test_uneven_shapes_are_not_reported_if_the_operation_allows_them(
 
 def test_the_progress_of_a_test() -> None:
     parts = (
-        "rank 0 at test_x.py:3 in test_it; ranks 1-2 finished the test; rank 0 is in all_reduce #4 "
+        "rank 0 at test_x.py:3 in test_it; ranks 1-2 have finished the test; rank 0 is in all_reduce #4 "
         "(float32[2, 3]); unknown whether ranks 1-2 reached all_reduce #4"
     )
     assert "; ".join(sentences.progress_parts({0: "test_x.py:3 in test_it"}, [1, 2], {0: OPEN}, FOLDERS)) == parts
@@ -288,16 +289,16 @@ def test_an_interrupt_says_where_the_ranks_are() -> None:
     world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK, 4: accepts}, {})
     assert sentences.interrupted_lines(world, FOLDERS)[:4] == [
         "ranks 0, 4: finished the test",
-        "rank 1: not responding to signals",
+        "rank 1: does not respond to signals",
         "rank 2: exited with status 3",
         "rank 3: at test_it.py:12 in test_it",
     ]
     silent = Interrupted("test_it", {}, {0: "", 1: ""}, {})
-    assert sentences.interrupted_lines(silent, FOLDERS) == ["ranks 0-1: not responding to signals"]
+    assert sentences.interrupted_lines(silent, FOLDERS) == ["ranks 0-1: do not respond to signals"]
 
 
-@pytest.mark.parametrize(("status", "more"), [(0, " before the end of the test"), (7, "")])
+@pytest.mark.parametrize(("status", "more"), [(0, " before it had finished the test"), (7, "")])
 def test_a_rank_that_exits_with_status_0_does_not_read_like_a_success(status: int, more: str) -> None:
     died = [RankOutcome(rank, "died", 1.0, exit=exited(status)) for rank in range(2)]
-    assert judged(passed(0), died[1]).message == f"rank 1: exited with status {status}{more}"
-    assert judged(*died).message == f"ranks 0-1: exited with status {status}{more}"
+    assert judged(passed(0), died[1]).message == f"rank 1 exited with status {status}{more}"
+    assert judged(*died).message == f"ranks 0-1 exited with status {status}{more.replace('it', 'they')}"

@@ -636,7 +636,7 @@ def test_each_adopted_test_has_new_groups_and_files(suite: BackgroundSuite) -> N
     failed = {
         "TestEnds.test_exit_3": r"the rank called sys\.exit\(3\)",
         "TestEnds.test_skip_on_1": "the ranks disagree in the call phase: rank 1 skipped",
-        "TestEnds.test_ends_quietly": "rank 1: exited with status 0",
+        "TestEnds.test_ends_quietly": "rank 1 exited with status 0",
         "TestMarked.test_size": "the test case's world_size is 2, its world has 3",
     }
     passed = re.findall(r"def (test_[1-4]\w+)", WARM)

@@ -371,7 +371,7 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: BackgroundS
 
     # The result is ERROR if the driver did not learn in time that the far rank had passed the setup.
     assert run.outcomes() in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
-    assert "rank 1: lost with the machine far-node (it did not answer for 10 s)" in run.failure("test_endless")
+    assert "rank 1 was lost with the machine far-node (it did not answer for 10 s)" in run.failure("test_endless")
     assert "srun has lost the machine far-node with rank 1: it did not answer for 10 s" in run.text
     assert run.ret == 1
 

@@ -146,8 +146,8 @@ def test_driver_enforces_timeouts_of_pytest_timeout(suite: Suite) -> None:
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "In this line" in text)
     run = suite.run()
     assert run.count() == {"PASSED": 2, "FAILED": 2}
-    assert f"timed out after 4 s: rank 1 at test_slow.py:{line}" in run.failure("test_hangs")
-    text = "timed out after 4 s: rank 0 at test_slow.py:"
+    assert f"timed out after 4 s: rank 1 is at test_slow.py:{line}" in run.failure("test_hangs")
+    text = "timed out after 4 s: rank 0 is at test_slow.py:"
     assert text in run.failure("test_hangs_and_the_session_goes_on")
 
 

@@ -316,7 +316,7 @@ def test_a_lost_node_or_head_fails_the_tests_that_need_it(suite: BackgroundSuite
         # The test has an error if the node was lost before it had sent the driver the end of the setup.
         assert outcomes.pop("test_endless") in ("FAILED", "ERROR")
         assert outcomes == {"test_next": "PASSED"}, result.text
-        assert "ranks 0-1: lost with the machine" in result.failure("test_endless")
+        assert "ranks 0-1 were lost with the machine" in result.failure("test_endless")
         expect_free_nodes(surroundings)
         remove_folders_of_lost_nodes(surroundings)
 
