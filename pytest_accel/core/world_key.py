@@ -78,10 +78,6 @@ def backend_names(backend: str | None) -> list[str]:
 class Needs(NamedTuple):
     """The needs of one test in this session. The defaults hold for a test without marks."""
 
-    marked: bool = False
-    """True if the test has the mark ``devices`` or ``distributed``."""
-    fits: bool = True
-    """True if this machine has all that the test needs."""
     devices: int = 0
     """Number of accelerators that all ranks of the test use together; a shared device counts for each rank."""
     world_size: int = 1
@@ -99,6 +95,10 @@ class Needs(NamedTuple):
     """Names of the backends of the default process group; none if the plugin does not create the group."""
     share: float = 1.0
     """Fraction of each device that the test takes; 1.0 for whole devices."""
+    marked: bool = False
+    """True if the test has the mark ``devices`` or ``distributed``."""
+    fits: bool = True
+    """True if this machine has all that the test needs."""
 
 
 class DriverLeases(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pytest_accel.core.world_key import Needs
 from pytest_accel.settings.select_expression import ExplainedError, parse
 
-FOUR_RANKS = Needs(True, True, 4, 4, 2, 2, "cuda", 40 * 2**30, ("gloo", "nccl"), 0.5)
+FOUR_RANKS = Needs(4, 4, 2, 2, "cuda", 40 * 2**30, ("gloo", "nccl"), 0.5, marked=True)
 """The needs of ``devices(memory="40GiB", share=0.5)`` with ``distributed(4, nodes=2)``."""
 
 
