@@ -56,7 +56,7 @@ def test_conditions_compare_backends_sizes_kinds_and_numbers(text: str, selects:
     ("text", "why", "place"),
     [
         ("devices", "devices alone is no condition, as in: devices >= 2", 0),
-        ("fits and size > 2", "size is no word of a test's needs; allowed are marked, fits, devices, ", 9),
+        ("fits and size > 2", "size is no word of a test's needs; allowed are devices, world_size, ", 9),
         ("kind == cuda", "cuda is no word of a test's needs; ", 8),
         ("fits or kind == 'cudda'", "kind 'cudda': allowed are cuda, rocm, ", 16),
         ("kind < 'cuda'", "kind is compared with ==, !=, in and not in, and with text", 0),
