@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.stash_keys import (
-    MARKED,
-    NOT_TORN_DOWN,
-    OWNERS,
-    REPLACED,
-    SKIPPED_FILES,
-)
+from pytest_accel.core.stash_keys import MARKED, NOT_TORN_DOWN, OWNERS, REPLACED, SKIPPED_FILES
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import LAUNCHER, Settings, flag, is_distributed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from contextlib import nullcontext
 
 import pytest
@@ -44,12 +43,3 @@ def write_text(config: pytest.Config, text: str) -> None:
         if writer.width_of_current_line and not text.startswith("\n"):
             writer.line()
         writer.write(text, flush=True)
-
-
-def write_section(config: pytest.Config, title: str | None, lines: Iterable[tuple[str, bool]]) -> None:
-    """Write `lines` (text, and True for bold) under `title`; to standard output if there is no terminal reporter."""
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    if title is not None:
-        print(title) if reporter is None else reporter.section(title, sep="-")
-    for line, bold in lines:
-        print(line) if reporter is None else reporter.write_line(line, bold=bold)

@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from pytest_accel.messages.rank_messages import (
-    Announced,
-    Collected,
-    Finished,
-    PhaseReport,
-    RankExit,
-    TornDown,
-    When,
-)
+from pytest_accel.messages.rank_messages import Announced, Collected, Finished, PhaseReport, RankExit, TornDown, When
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 

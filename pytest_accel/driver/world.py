@@ -7,13 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 
-from pytest_accel.core.clock import (
-    COLLECTION_TIMEOUT,
-    GRACE,
-    RETIRE_TIMEOUT,
-    START_TIMEOUT,
-    monotonic,
-)
+from pytest_accel.core.clock import COLLECTION_TIMEOUT, GRACE, RETIRE_TIMEOUT, START_TIMEOUT, monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import Ending, Grace, Hang, HangCause, RankOutcome
@@ -23,15 +17,7 @@ from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.link_to_rank import LinkToRank
 from pytest_accel.driver.output_tail import OutputTail
 from pytest_accel.driver.rank_monitor import RankMonitor
-from pytest_accel.messages.rank_messages import (
-    Announced,
-    CollectFile,
-    Command,
-    DriverRequest,
-    Finished,
-    RunTest,
-    When,
-)
+from pytest_accel.messages.rank_messages import Announced, CollectFile, Command, DriverRequest, Finished, RunTest, When
 from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences

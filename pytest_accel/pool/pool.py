@@ -43,15 +43,7 @@ from pytest_accel.pool.pool_client import (
     WorldWanted,
 )
 from pytest_accel.pool.starter import LocalStarter, LostPlaceError, Starter, StarterReports, Taken
-from pytest_accel.pool.worlds import (
-    SESSION_ENDS,
-    WANTED,
-    PoolDriver,
-    PooledWorld,
-    WorldRequest,
-    Worlds,
-    WorldState,
-)
+from pytest_accel.pool.worlds import SESSION_ENDS, WANTED, PoolDriver, PooledWorld, WorldRequest, Worlds, WorldState
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows the reasons; shorter waits are normal."""

@@ -36,12 +36,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import (
-    capture_with,
-    hide_names_of_tests,
-    log_handler,
-    set_terminal_file,
-)
+from pytest_accel.compat.pytest_shims import capture_with, hide_names_of_tests, log_handler, set_terminal_file
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.session_folder import HEADING, rank_path
 from pytest_accel.core.truncation import line_prefix, read_end

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_accel.core.device import Device, is_private
 from pytest_accel.core.stash_keys import SESSION
-from pytest_accel.core.terminal_lines import write_section
+from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.core.units import count_text, format_capability, format_memory
 from pytest_accel.features import commands
 from pytest_accel.features.doctor.checks import check
@@ -38,7 +38,7 @@ _HEADS += ["held by", "used by"]
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> bool:
     machine = session.config.stash[SESSION].own_machine
-    write_section(session.config, None, [(table(machine, look(machine)), False)])
+    write_line(session.config, table(machine, look(machine)))
     session.items = []
     return True
 

@@ -37,10 +37,12 @@ class PlanHooks:
             result = yield
         finally:
             session.items = items
-        if items and (not session.testsfailed or session.config.option.continue_on_collection_errors):
-            from pytest_accel.core.terminal_lines import write_section
-
-            write_section(session.config, "accel: plan", ((line, line.endswith("best")) for line in self._lines(items)))
+        reporter = session.config.pluginmanager.getplugin("terminalreporter")
+        shows = not session.testsfailed or session.config.option.continue_on_collection_errors
+        if items and shows and reporter is not None:
+            reporter.section("accel: plan", sep="-")
+            for line in self._lines(items):
+                reporter.write_line(line, bold=line.endswith("best"))
         return result
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[str]:
