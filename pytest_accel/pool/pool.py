@@ -276,7 +276,10 @@ class Pool:
                 self._refuse(request, why)
         for world in list(self.worlds.values()):
             with suppress(Exception):
-                self.worlds.kill(world, why)
+                if world.state is WorldState.IN_USE and not world.ended:
+                    world.starter.kill(world.spec)  # Its driver learns how the ranks end, and gives the world back.
+                else:
+                    self.worlds.kill(world, why)
 
     # The life of a request and of its world
 
