@@ -19,6 +19,7 @@ Tests: ``tests/features/fake_group``. Section: "Sizes that no machine has" in ``
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from os.path import relpath
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -54,12 +55,27 @@ class _RefusedCalls:
         self._texts.append(f"{what} ({relpath(path, self._folder)}:{line})")
         pytest.fail(what)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        try:
+            result = yield
+        except pytest.skip.Exception:
+            self._fail_if_refused()
+            raise
+        except BaseException:
+            self._texts.clear()
+            raise
+        self._fail_if_refused()
+        return result
+
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+    def _fail_if_refused(self) -> None:
+        __tracebackhide__ = True
         texts, self._texts = self._texts, []
-        if texts and (call.excinfo is None or isinstance(call.excinfo.value, pytest.skip.Exception)):
-            with pytest.raises(pytest.fail.Exception) as call.excinfo:
-                pytest.fail(texts[0], pytrace=False)
+        if texts:
+            raise pytest.fail.Exception(texts[0], pytrace=False) from None
 
 
 def pytest_accel_open_fake_group(context: RankContext) -> Store:

@@ -66,7 +66,8 @@ def pytest_accel_read_needs(session: AccelSession, items: Sequence[pytest.Item])
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Register the hooks after those of all other plugins: they must get the leases before others begin a test."""
     config = session.config
-    if SESSION in config.stash:
+    # Another plugin may run the loop a second time.
+    if SESSION in config.stash and not config.pluginmanager.has_plugin(_PLUGIN):
         config.pluginmanager.register(_LeaseHooks(config.stash[SESSION]), _PLUGIN)
 
 
@@ -141,16 +142,11 @@ class _LeaseHooks:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fail a test whose marks have changed since its collection: its leases do not match them."""
+        """Check marks before the call, for changes by fixtures and hooks, and after it, for changes by the test."""
         __tracebackhide__ = True
+        _check_marks(item)
         result = yield
-        if tuple(item.iter_markers(NEEDS)) != item.stash.get(DRIVER_LEASES, DriverLeases(())).marks:
-            from pytest_accel.verdict import phase_verdict
-
-            raise phase_verdict.not_run(
-                "the marks needs of the test were changed after collection; change them in "
-                "pytest_collection_modifyitems"
-            )
+        _check_marks(item)
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -165,6 +161,17 @@ class _LeaseHooks:
                 path, line, _ = item.location
                 report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
         return report
+
+
+def _check_marks(item: pytest.Item) -> None:
+    """Fail a test whose marks have changed since its collection: its leases do not match them."""
+    __tracebackhide__ = True
+    if tuple(item.iter_markers(NEEDS)) != item.stash.get(DRIVER_LEASES, DriverLeases(())).marks:
+        from pytest_accel.verdict import phase_verdict
+
+        raise phase_verdict.not_run(
+            "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
+        )
 
 
 def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:

@@ -89,7 +89,7 @@ def compare(jobs: Mapping[str, JobTests], allow: Sequence[str], allow_file: str)
         for test, outcome in job.tests.items():
             tests.setdefault(test, {})[name] = outcome
     # A file that a job has skipped as a whole counts if no job has collected tests of it.
-    collected = {test[: match.start()] for test in tests for match in re.finditer("/|::", test)}
+    collected = {test[: match.start()] for test in tests if "::" in test for match in re.finditer("/|::", test)}
     tests = {test: found for test, found in tests.items() if test not in collected}
     # The first job counts, so it is set last.
     ran = {test: name for test, found in tests.items() for name, one in reversed(found.items()) if one.status in RAN}

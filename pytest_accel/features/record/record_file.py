@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, field
 from pytest_accel.core import whole_file
 from pytest_accel.core.record_events import RankPhase, Timestamp
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the events. It changes if a field is removed or changes its meaning, not if fields or events are added."""
 
 
@@ -175,13 +175,14 @@ def _parse(content: bytes, name: str) -> list[Event]:
     events: list[Event] = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):  # Each complete line ends with a line break.
         try:
-            events.append(_decode(line))
+            event = _decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             raise RecordError(f"{name} is not a record of --accel-record: line {number}: {error}") from None
+        if not events and event.event != "SessionStarted":
+            raise RecordError(f"{name} is not a record of --accel-record: its first event is {event.event}")
+        if not events and event.schema != SCHEMA:
+            raise RecordError(f"{name} has version {event.schema}; this pytest-accel reads version {SCHEMA}")
+        events.append(event)
     if not events:
         raise RecordError(f"{name} has no events")
-    if events[0].event != "SessionStarted":
-        raise RecordError(f"{name} is not a record of --accel-record: its first event is {events[0].event}")
-    if events[0].schema != SCHEMA:
-        raise RecordError(f"{name} has version {events[0].schema}; this pytest-accel reads version {SCHEMA}")
     return events

@@ -154,6 +154,8 @@ body { margin: 20px 24px; font: 14px/1.5 system-ui, sans-serif; overflow-wrap: a
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 12px 3px 0; border-bottom: 1px solid #8884; vertical-align: top; text-align: left; }
 pre { white-space: pre-wrap; font-size: 12px; }
+code { font: inherit; }
+th { overflow-wrap: normal; }
 </style>
 </head>
 <body>

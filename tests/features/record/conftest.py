@@ -117,7 +117,7 @@ Written = tuple[float, str, dict[str, Any]]
 def write_events(path: Path, *events: Written, **fields: Any) -> str:
     """Write the record of a session with `events` and return its path. `fields` are those of its first event."""
     file = RecordFile(str(path))
-    first: Written = (0.0, "SessionStarted", {"schema": 1, "root": "/suite", **fields})
+    first: Written = (0.0, "SessionStarted", {"schema": 2, "root": "/suite", **fields})
     for at, event, others in [first, *events]:
         file(event, **{"at": at, **others})
     file.close()

@@ -110,7 +110,7 @@ def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
     assert path.read_text() == "def test_it(): pass\n"
 
 
-_START = {"schema": 1, "session": "5e55", "version": "0.1.0", "command": ["-q"], "root": "/suite"}
+_START = {"schema": 2, "session": "5e55", "version": "0.1.0", "command": ["-q"], "root": "/suite"}
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def _first(**changes: object) -> str:
     ("text", "error"),
     [
         ('{"document": "another"}\n', "line 1: Object missing required field"),
-        (_first(schema=2), "has version 2; this pytest-accel reads version 1"),
+        (_first(schema=1), "has version 1; this pytest-accel reads version 2"),
         (_first(event="TestStarted", test="t"), "is not a record of --accel-record: its first event is TestStarted"),
         (_first() + "[" * 100_000 + "\n", "line 2: "),
     ],
