@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,8 @@ from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
 from multiprocessing import process, resource_tracker, util
-from os import _exit, environ, execve, fork, getpid, set_inheritable, setsid
-from signal import set_wakeup_fd
+from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
+from signal import SIGKILL, set_wakeup_fd
 from traceback import print_exc
 from typing import NoReturn
 from zlib import crc32
@@ -98,7 +99,7 @@ def main(descriptor: int, tracker: int) -> NoReturn:
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     for one in (*_descriptors(role), tracker):
         set_inheritable(one, False)  # Programs that tests start must not keep these open.
-    _leave_children_at_exit()
+    _kill_children_at_exit()
     code = 1
     try:
         code = run(session, role)
@@ -124,18 +125,27 @@ def _disown_exit_functions() -> None:
     # The modules registered these when they were imported; this process needs them as well. They run in reverse order.
     # multiprocessing runs a finalizer only in the process that made it, and its own forks start without children too.
     atexit.register(logging.shutdown)
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
     process._children.clear()  # type: ignore[attr-defined]
-    _leave_children_at_exit()
+    _kill_children_at_exit()
 
 
-def _leave_children_at_exit() -> None:
-    """Have multiprocessing run its finalizers when this process exits, but not wait for children.
+def _kill_children_at_exit() -> None:
+    """Have children killed for which multiprocessing would wait forever when this process exits."""
+    # Finalizers with a priority run before multiprocessing joins its children; the oldest of one priority runs last.
+    util.Finalize(None, _kill_children, exitpriority=0)
 
-    It would wait forever for the idle workers of an executor that nobody shut down: only the exit functions of
-    ``threading``, which :func:`_leave` does not run, would tell them to exit. The fork server kills them.
+
+def _kill_children() -> None:
+    """Kill children for which multiprocessing would wait forever.
+
+    The idle workers of an executor that nobody shut down are such children: only the exit functions of ``threading``,
+    which :func:`_leave` does not run, would tell them to exit. `multiprocessing` terminates daemonic children itself.
     """
-    atexit.unregister(util._exit_function)  # type: ignore[attr-defined]
-    atexit.register(util._run_finalizers)  # type: ignore[attr-defined]
+    for child in multiprocessing.active_children():
+        if not child.daemon and child.pid is not None:
+            with suppress(ProcessLookupError):
+                kill(child.pid, SIGKILL)
 
 
 def _leave(code: int) -> NoReturn:

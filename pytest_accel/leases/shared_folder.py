@@ -19,14 +19,15 @@ across users: the kernel drops the lock of a process that dies, and every sessio
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import pwd
+import re
 import stat
 from contextlib import suppress
 from os import access, close, fchmod, fstat, lstat
 from os import open as open_descriptor
 from pathlib import Path
-from urllib.parse import quote
 
 from pytest_accel.core.session_folder import TEMPORARY, is_open_to_others, is_trusted_owner
 
@@ -66,7 +67,13 @@ def default_folder() -> Path:
 
 def lock_path(folder: Path, device_id: str, what: str = "lock") -> Path:
     """Return the path of a lock file of a device; :mod:`pytest_accel.leases.locks` has the three kinds."""
-    return folder / f"{PREFIX}{quote(device_id, safe='')}.{what}"
+    return folder / f"{PREFIX}{file_name(device_id)}.{what}"
+
+
+def file_name(device_id: str) -> str:
+    """Return `device_id` if it is a safe file name, else a safe name that a hash makes unique."""
+    safe = re.sub(r"[^A-Za-z0-9_-]", "_", device_id)[:100]
+    return safe if safe == device_id else f"{safe}.{hashlib.sha256(device_id.encode()).hexdigest()[:12]}"
 
 
 def prepare_folder(folder: Path) -> None:

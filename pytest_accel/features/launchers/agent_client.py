@@ -47,10 +47,13 @@ class AgentClient:
         machine: str,
         settings: Settings | None = None,
         cores: tuple[int, ...] = (),
+        *,
+        stands_for_machine: bool = False,
     ) -> None:
         """`agent` is the name of the agent in the driver's `link`, and `machine` the name of its machine.
 
-        `cores` are the CPU cores that ranks may use; empty for those of the agent.
+        `cores` are the CPU cores that ranks may use; empty for those of the agent. With `stands_for_machine`, as on a
+        cluster, the machine counts as lost when the agent ends.
         """
         self.machine = machine
         self.settings = settings
@@ -58,6 +61,7 @@ class AgentClient:
         self._link = link
         self._agent = agent
         self._cores = cores
+        self._stands_for_machine = stands_for_machine
         self._token: Path | None = None
         self._log: str
         """The path of the log of the last fork server."""
@@ -71,12 +75,13 @@ class AgentClient:
 
     @property
     def machine_loss(self) -> str | None:
-        """The reason if the whole machine is lost; None if it is not."""
-        return self._link.lost.get(self._agent)
+        """Why the whole machine counts as lost; None if it does not."""
+        ended = "its agent has ended" if self.lost and self._stands_for_machine else None
+        return self._link.lost.get(self._agent) or ended
 
     @property
     def loss(self) -> str | None:
-        return f"{self.machine} ({self.machine_loss or 'its agent has ended'})" if self.lost else None
+        return f"{self.machine} ({self.machine_loss})" if self.machine_loss is not None else None
 
     def kill(self) -> None:
         self._call(KillServer()).close()
@@ -97,7 +102,7 @@ class AgentClient:
 
     def end(self, status: int) -> None:
         """Have the agent's process exit with `status`."""
-        with self._call(End(status)) as call:
+        with self._call(End(status, os.getpid())) as call:
             unix_sockets.is_readable(call.fileno(), _END_TIMEOUT)
         if self._token is not None:
             self._token.unlink(missing_ok=True)

@@ -45,6 +45,8 @@ class End(Struct, frozen=True, tag=True):
     """Exit with `status` once the driver has exited. An agent closes the connection when it has received this."""
 
     status: int
+    driver: int
+    """The driver's process id."""
 
 
 # The first messages of connections to an agent; `RankTarget` and `Inspection` are in `messages/connect.py`

@@ -280,7 +280,8 @@ class DriverLink(_MachineLink):
         if number == _NO_STREAM and data:
             self._put(peer, _NO_STREAM, _CLOCK.pack(monotonic()))
             self._heard[peer] = monotonic()
-            self._on_join(peer.decode(), decode(data, Hello))
+            with suppress(ValueError):  # Another release of the plugin.
+                self._on_join(peer.decode(), decode(data, Hello))
         elif peer in self._heard:
             self._heard[peer] = monotonic()
             if (inbox := self._streams.get((peer, number))) is not None:

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import queue
+import select
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from pytest_accel.core import threads
+from pytest_accel.core import processes, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
@@ -49,6 +50,10 @@ _SHORTEST = 16
 """Minimum number of characters: an attacker who reads the network can check guesses."""
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
+_LONGEST = 1 << 24
+"""Maximum size of a greeting, in bytes; command lines may be long."""
+_GREETING_TIMEOUT = 5
+"""Seconds that a process of this user may take to send its greeting, while the others wait."""
 _PORTS = range(20_000, 30_000)
 """Rank 0 listens at a port of this range if torchrun's store listens at ``MASTER_PORT``.
 
@@ -182,8 +187,15 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
     Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     path = rendezvous_path(process)
-    with suppress(FileNotFoundError):
-        os.unlink(path)  # The socket of a process that was killed.
+    try:
+        unix_sockets.connect(path).close()
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # The socket of a process that was killed.
+    else:
+        raise RendezvousError(
+            f"another session under {process.launcher} with the job {'/'.join(process.job)} is starting"
+        )
     with unix_sockets.listen(path, process.size) as listener:
         try:
             step("listens at %s; waits for %s", path, ranks_text(range(1, process.size)))
@@ -195,16 +207,24 @@ def gather(process: LauncherEnv, timeout: float = TIMEOUT) -> dict[int, tuple[Co
 def accept(listener: socket.socket, timeout: float) -> tuple[Connection, Hello] | None:
     """Wait for a process of this user, and return its connection and its greeting.
 
-    Return None if no process has connected within `timeout` seconds, or if it has ended.
+    Return None if no process has connected within `timeout` seconds, or if it has sent something else.
     """
     if not unix_sockets.is_readable(listener.fileno(), timeout):
         return None
-    connection = Connection(unix_sockets.accept(listener).detach())
+    listener.setblocking(False)  # The process may have closed its connection meanwhile.
     try:
-        return connection, decode(connection.recv_bytes(), Hello)
-    except (EOFError, OSError):
-        connection.close()
+        call = unix_sockets.accept(listener)
+    except OSError:
         return None
+    connection = Connection(call.detach())
+    with unix_sockets.socket_of(connection) as end:
+        try:
+            unix_sockets.limit_reads(end, _GREETING_TIMEOUT)
+            hello = decode(connection.recv_bytes(_LONGEST), Hello)
+            unix_sockets.limit_reads(end, 0)
+        except (EOFError, OSError, ValueError):
+            return None
+    return connection, hello
 
 
 def join(process: LauncherEnv, own: Hello, timeout: float = TIMEOUT) -> Connection:
@@ -257,7 +277,7 @@ class WaitingProcess:
     def end(self, status: int) -> None:
         """Have the process exit with `status`."""
         with suppress(OSError):  # It has ended.
-            self._connection.send_bytes(encode(End(status)))
+            self._connection.send_bytes(encode(End(status, os.getpid())))
 
 
 def wait_for_end(driver: Connection) -> int:
@@ -270,9 +290,11 @@ def wait_for_end(driver: Connection) -> int:
         step("the connection to the driver has ended")
         return DRIVER_LOST
     step("the driver ends with status %d", end.status)
-    # The driver exits first, which ends the connection: a launcher that sees another exit status than 0 terminates all
-    # processes.
-    unix_sockets.is_readable(driver.fileno(), EXIT_TIMEOUT)
+    # The driver exits first: a launcher that sees another exit status than 0 terminates all processes. Its connection
+    # ends before the launcher can see its exit status.
+    if (exit := processes.end_of(end.driver)) is not None:
+        select.select([exit], [], [], EXIT_TIMEOUT)
+        os.close(exit)
     return end.status
 
 

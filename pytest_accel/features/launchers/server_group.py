@@ -88,9 +88,11 @@ class ServerGroup:
             self._servers[number].kill_server()
 
     async def stop(self) -> bool:
-        """Stop all servers; return False if some of their processes may live on."""
+        """Stop all servers, this process's server last; return False if some of their processes may live on."""
         servers, self._servers = self._servers, {}
-        return all(await gather(*(server.stop() for server in servers.values())))
+        own = servers.pop(0, None)
+        stopped = await gather(*(server.stop() for server in servers.values()))
+        return all(stopped) and (own is None or await own.stop())
 
     def _pass_on(self, server: int, message: ServerReport) -> None:
         if isinstance(message, WorldStarted) and not message.problem:

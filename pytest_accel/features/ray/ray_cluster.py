@@ -320,17 +320,22 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
 
     async def _await_agent(self, machine: int) -> None:
         """Wait until the agent of a machine has joined. Raise LostPlaceError if it does not."""
+        if self._failure is not None:
+            raise PlaceError(self._failure)
         try:
             await wait_for(shield(self._join_of(machine)), _JOIN_TIMEOUT)
         except WaitTimeoutError:
-            name = self._machines[machine].name
-            raise LostPlaceError(f"the agent on {name} was not started by Ray in {_JOIN_TIMEOUT:g} s") from None
+            why = f"the agent on {self._machines[machine].name} was not started by Ray in {_JOIN_TIMEOUT:g} s"
+            self._send(AgentEnded(machine, why))
+            raise LostPlaceError(why) from None
 
     def _admit(self, agent: str, hello: Hello) -> None:
         """Admit the agent of a machine, unless one has joined for it, or may not join any more."""
         machine = hello.rank
         if not self._join_of(machine).done():
-            self._clients[machine] = AgentClient(self._link, agent, hello.host, self._cluster.settings)
+            settings = self._cluster.settings
+            client = AgentClient(self._link, agent, hello.host, settings, stands_for_machine=True)
+            self._clients[machine] = client
             self._join_of(machine).set_result(None)
 
     def _report_lost(self) -> None:
