@@ -70,10 +70,13 @@ class _Redirected(pytest.Item):
         self.stash[MARKED].teardown()
 
     def repr_failure(self, *args: Any, **kwargs: Any) -> Any:
-        """Represent a failure without a custom method of the item. `Verdict.complete` puts the ranks' report in place.
+        """Return the ranks' report of a failed call phase, for plugins that build their own report of it.
 
         A custom method may need attributes of its own exception type, which the stand-in for an exception lacks.
         """
+        verdict = self.stash[MARKED].verdict("call")
+        if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
+            return verdict.representation(self)
         kind = pytest.Function if isinstance(self, pytest.Function) else pytest.Item
         return kind.repr_failure(self, *args, **kwargs)  # type: ignore[arg-type]
 

@@ -17,7 +17,16 @@ from pytest_accel.driver.item_plan import MarkedTest
 from pytest_accel.driver.link_to_rank import LinkToRank
 from pytest_accel.driver.output_tail import OutputTail
 from pytest_accel.driver.rank_monitor import RankMonitor
-from pytest_accel.messages.rank_messages import Announced, CollectFile, Command, DriverRequest, Finished, RunTest, When
+from pytest_accel.messages.rank_messages import (
+    Announced,
+    Collected,
+    CollectFile,
+    Command,
+    DriverRequest,
+    Finished,
+    RunTest,
+    When,
+)
 from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.pool.pool_client import GiveBackWorld, PoolClient, WorldGrant
 from pytest_accel.verdict import expected_ends, sentences
@@ -96,7 +105,7 @@ class World:
         Return False if a rank of a warm world has died: the test has nothing to do with that, and gets another world.
         """
         self.monitor.begin(monotonic())
-        self._await(lambda rank: rank.rank in self.monitor.ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
+        self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             return False
@@ -125,7 +134,7 @@ class World:
         self._await(lambda rank: rank.collected is not None, hang)
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
-        if len(answers) == len(self._ranks):
+        if len(answers) == len(self._ranks) and self._prepare(answers):
             self._families[request.node.path] = frozenset.intersection(*(answer.families for answer in answers))
             self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
@@ -142,6 +151,22 @@ class World:
             ending: Ending = "unstarted" if problem else "passed"
             text, headline = (problem.text, problem.headline) if problem else ("", COULD_RUN)
             rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=text, headline=headline)
+
+    def _prepare(self, answers: Sequence[Collected]) -> bool:
+        """Have the ranks prepare for tests if they have not; return whether all have done so.
+
+        Ranks of which one has no test of the file are retired, and need not prepare.
+        """
+        if not all(answer.prepared for answer in answers) and all(answer.families for answer in answers):
+            self._busy = True
+            self.monitor.ready.clear()
+            self._send(Command.PREPARE)
+            self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
+            self._busy = False
+        return all(rank.end is None for rank in self._ranks)
+
+    def _is_ready(self, rank: LinkToRank) -> bool:
+        return rank.rank in self.monitor.ready
 
     @property
     def hung_in_collection(self) -> bool:

@@ -35,6 +35,11 @@ class CollectFile(Struct, frozen=True, tag=True):
 class Command(Enum):
     """A request without arguments."""
 
+    PREPARE = "prepare"
+    """Prepare for tests: verify the devices, and form the process group. The answer is `CannotRun` or None.
+
+    Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
+    """
     TEAR_DOWN = "tear down"
     """Tear down all fixtures that are still set up: no test follows in this world. The answer is `TornDown`."""
     RETIRE = "retire"
@@ -68,7 +73,7 @@ FAILED_BY_HOOK = 94
 
 
 class Collected(Struct, frozen=True, tag=True):
-    """The answer to `CollectFile`. A rank that cannot prepare for tests answers with `CannotRun` instead."""
+    """The answer to `CollectFile`."""
 
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
@@ -76,6 +81,8 @@ class Collected(Struct, frozen=True, tag=True):
     """The tests of the file that have ``xfail`` marks, but none that applies in the rank."""
     problem: CannotRun | None = None
     """The reason why the rank cannot run the test, although it may run others; None if it can run it."""
+    prepared: bool = True
+    """False if the rank needs `PREPARE` before its first test."""
 
 
 class CannotRun(Struct, frozen=True, tag=True):
@@ -285,7 +292,7 @@ RankMessage = (
     | Finished
     | None
 )
-"""None: the rank can collect files. If it was started with torch, its devices and its process group are ready."""
+"""None: the rank can collect files. If it was started with torch, or as an answer to `PREPARE`: it can run tests."""
 RankMessages = tuple[RankMessage, ...]
 """The messages that a rank sends together."""
 

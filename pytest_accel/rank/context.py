@@ -40,6 +40,8 @@ class RankContext:
         """The configuration of this rank's pytest session. It does not exist before the session is configured."""
         self.began_with_torch = "torch" in modules
         """False if the rank began without torch, because its test or the session asks for that."""
+        self.is_prepared = False
+        """True if the rank has been prepared for its first test."""
         self.in_test = False
         """True while the rank runs a test."""
         self.tests = 0

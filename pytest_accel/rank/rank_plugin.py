@@ -157,6 +157,9 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        # A rank that began without torch prepares for tests after it has imported the first test's file, which may set
+        # variables that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so
+        # it makes no difference.
         if self.context.began_with_torch and self._problem is not None:
             self.refuse(self._problem)
             return True
@@ -185,12 +188,7 @@ class RankPlugin:
 
     @cached_property
     def _problem(self) -> CannotRun | None:
-        """The reason why this rank cannot run tests, or None. The first access prepares the rank for them.
-
-        A rank that began without torch prepares after it has collected the first test's file, which may set variables
-        that torch reads at import. If a conftest has imported torch, that may be so in some ranks only, so it makes no
-        difference.
-        """
+        """The reason why this rank cannot run tests, or None. The first access prepares the rank for them."""
         try:
             self._prepare()
         except MaskError as error:
@@ -204,6 +202,7 @@ class RankPlugin:
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""
         context, spec = self.context, self.context.spec
+        context.is_prepared = True
         if context.visible_devices:
             torch_devices.verify(context)
             step("sees exactly its devices")
@@ -228,9 +227,9 @@ class RankPlugin:
             self.context.in_test = True
             try:
                 if isinstance(request, CollectFile):
-                    answer = self._runner.collect(session, request)
-                    # Also if this rank does not have the test: ranks wait for each other when they prepare.
-                    driver.send(self._problem or answer)
+                    driver.send(self._runner.collect(session, request))
+                elif request is Command.PREPARE:
+                    driver.send(self._problem)
                 elif request is Command.TEAR_DOWN:
                     self._runner.tear_down(session, driver)
                 elif isinstance(request, RunTest):

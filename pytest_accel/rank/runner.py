@@ -127,7 +127,7 @@ class TestRunner:
             self._collector.find(session, node, request.digest)
         except FileSkipped:
             # The rank has none of the file's tests, but `run` reports the requested one as skipped.
-            return Collected(frozenset([node.family]))
+            return Collected(frozenset([node.family]), prepared=self._context.is_prepared)
         except NotCollected as error:
             text, hidden = str(error), self._reports.hidden_devices
             problem = CannotRun(f"{text} ({hidden})" if hidden and not error.headline else text, error.headline)
@@ -137,7 +137,7 @@ class TestRunner:
             problem = CannotRun(format_exc())
         families = self._collector.families(node.path)
         unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
-        return Collected(families, unexpected, problem)
+        return Collected(families, unexpected, problem, self._context.is_prepared)
 
     def run(self, session: pytest.Session, driver: LinkToDriver, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
