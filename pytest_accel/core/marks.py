@@ -199,7 +199,6 @@ def _signature(name: str) -> str:
 MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECTS.items())
 """Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
 _DESELECTED = re.compile(r"\bnot\s+(devices|distributed)\b(?!\s*\()")
-_COMPARED = re.compile(r"\b(devices|distributed)\s*\(")
 _MENTIONED = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 
 
@@ -211,11 +210,6 @@ def marks_in(text: str) -> set[str]:
 def deselected_marks(expression: str) -> set[str]:
     """Return the plugin's marks whose tests the `expression` of ``-m`` seems to deselect."""
     return set(_DESELECTED.findall(expression))
-
-
-def compares_arguments(expression: str) -> bool:
-    """Return whether the `expression` of ``-m`` compares arguments of the plugin's marks."""
-    return _COMPARED.search(expression) is not None
 
 
 def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:

@@ -118,10 +118,7 @@ class OptionsOnly:
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Restrict the hooks. pytest calls this when it registers the given plugins, before it loads any other."""
-        _register_only(
-            pluginmanager,
-            lambda plugin, hook, options: hook in _OPTION_HOOKS or not is_third_party(plugin),
-        )
+        _register_only(pluginmanager, lambda plugin, hook, options: hook in _OPTION_HOOKS or not is_third_party(plugin))
 
 
 def _register_only(

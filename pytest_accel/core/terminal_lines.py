@@ -1,4 +1,4 @@
-"""Functions that write lines or warnings to the session's terminal, and a function that makes text harmless for it."""
+"""Functions that write lines or warnings to the session's terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import warnings
 from contextlib import nullcontext
 
 import pytest
-
-
-def escaped(text: str) -> str:
-    """Return `text` with escapes for characters that a terminal could not show, or would obey."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def warn(text: str) -> None:

@@ -37,7 +37,6 @@ _INTERVAL = 0.2
 """Seconds between two looks at ranks that send nothing: whether they were held up, and whether a time is over."""
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
-
 _OUTPUT_INTERVAL = 0.05
 """Seconds between two reads of the ranks' output, if it is shown while the test runs."""
 
@@ -46,11 +45,7 @@ class World:
     """The ranks of a grant, as the driver uses them. Owned by the `Driver`; not thread-safe."""
 
     def __init__(
-        self,
-        grant: WorldGrant,
-        pool_client: PoolClient,
-        debugger: DebuggerRelay,
-        tail: OutputTail | None = None,
+        self, grant: WorldGrant, pool_client: PoolClient, debugger: DebuggerRelay, tail: OutputTail | None = None
     ) -> None:
         """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows their output."""
         self._debugger = debugger

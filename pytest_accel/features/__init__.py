@@ -9,6 +9,8 @@ in ``pytest_accel.__init__``, and its tests in ``tests/features``.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -16,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.core.marks import NEEDS, compares_arguments, registered
+from pytest_accel.core.marks import NEEDS, registered
 from pytest_accel.core.stash_keys import SESSION, is_xdist_worker
 from pytest_accel.settings import options
 
@@ -86,13 +88,22 @@ def _plans(config: pytest.Config) -> bool:
 def _selects(config: pytest.Config) -> bool:
     """Return whether the session runs some of the tests, by their needs, in parts or by arguments of their marks."""
     settings = config.stash[SESSION].settings
-    by_argument = compares_arguments(getattr(config.option, "markexpr", ""))
-    return settings.select is not None or settings.shard is not None or by_argument
+    return settings.select is not None or settings.shard is not None or compares_arguments(config)
+
+
+def compares_arguments(config: pytest.Config) -> bool:
+    """Return whether ``-m`` compares arguments of the plugin's marks."""
+    return re.search(r"\b(devices|distributed)\s*\(", getattr(config.option, "markexpr", "")) is not None
 
 
 def _records(config: pytest.Config) -> bool:
     """Return whether the events of the session are recorded."""
-    return options.shows_in_ci() or any(options.output_path(config, option) is not None for option in options.FILES)
+    return shows_in_ci() or any(options.output_path(config, option) is not None for option in options.FILES)
+
+
+def shows_in_ci() -> bool:
+    """Return True if GitHub should show the session's summary, since no test has started the session."""
+    return bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
 
 
 def _has_jitter(config: pytest.Config) -> bool:

@@ -129,10 +129,7 @@ class Leases:
     # For the pool
 
     async def take(
-        self,
-        demand: WorldDemand,
-        need: DeviceNeed | None = None,
-        only: Collection[str] | None = None,
+        self, demand: WorldDemand, need: DeviceNeed | None = None, only: Collection[str] | None = None
     ) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 

@@ -293,11 +293,6 @@ def find(config: pytest.Config, option: str) -> Any:
     return None if value is None else _read(definition, value, source)
 
 
-def shows_in_ci() -> bool:
-    """Return True if GitHub should show the session's summary, since no test has started the session."""
-    return bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
-
-
 def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
     """Return kind and number of the devices that the plan assumes; None for a plan of this machine, or no plan."""
     return config.getoption(PLAN, None) or None

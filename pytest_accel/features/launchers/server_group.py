@@ -32,10 +32,7 @@ class ServerGroup:
     """Fork servers, each started when a world first needs it. Used in the pool's thread, in which it reports."""
 
     def __init__(
-        self,
-        spec: SessionSpec,
-        report: Callable[[ServerReport], None],
-        on_end: Callable[[int, str | None], None],
+        self, spec: SessionSpec, report: Callable[[ServerReport], None], on_end: Callable[[int, str | None], None]
     ) -> None:
         """`report` gets the reports of the servers, in which a `WorldStarted` has the process ids of all ranks.
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.marks import MarkError, Marks, as_keywords, compares_arguments
+from pytest_accel.core.marks import MarkError, Marks, as_keywords
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.world_key import Needs
 from pytest_accel.driver.item_plan import ItemPlan
+from pytest_accel.features import compares_arguments
 from pytest_accel.features.order.tasks import missing
 from pytest_accel.features.planning.division import divide
 from pytest_accel.hardware.registry import VendorError
@@ -47,7 +48,7 @@ def pytest_accel_configure(session: AccelSession) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give the plugin's marks their first argument by name, if ``-m`` compares arguments: it knows only named ones."""
-    if compares_arguments(getattr(config.option, "markexpr", "")):
+    if compares_arguments(config):
         owners = config.stash[OWNERS]
         for node in {node for item in items for node in item.listchain()}:
             node.own_markers[:] = [as_keywords(mark) if owners.is_ours(mark) else mark for mark in node.own_markers]

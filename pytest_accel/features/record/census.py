@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.units import count_text
 from pytest_accel.features.record.record_file import RecordError, read_record
+from pytest_accel.features.record.session_summary import escaped
 from pytest_accel.features.record.timeline import TestRun, sessions_of
 
 RAN = ("failed", "error", "xpassed", "passed", "xfailed")

@@ -23,6 +23,7 @@ from pytest_accel.core import whole_file
 from pytest_accel.core.frames import Folders, failure_place, folders_of, is_library
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
+from pytest_accel.features import shows_in_ci
 from pytest_accel.features.record.record_file import SCHEMA, RecordError, RecordFile
 from pytest_accel.features.record.session_summary import add_to_page, page
 from pytest_accel.features.record.timeline import sessions_of
@@ -123,7 +124,7 @@ class RecordHooks:
     def __init__(self, session: AccelSession, file: RecordFile, record: str | None, report: str | None) -> None:
         self._session, self._config = session, session.config
         self._folders = folders_of(session.config)
-        self._file, self._record, self._report, self._in_ci = file, record, report, options.shows_in_ci()
+        self._file, self._record, self._report, self._in_ci = file, record, report, shows_in_ci()
         self._worker: Callable[[], str] = str
         self.collections: set[str] = set()
         """The tests that processes have collected (`CollectedTests`). Threads that receive from workers add to it."""

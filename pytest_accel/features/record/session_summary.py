@@ -14,7 +14,6 @@ from heapq import nlargest
 from html import escape
 from itertools import groupby
 
-from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.truncation import cut_end, ranks_text
 from pytest_accel.core.units import format_memory
 from pytest_accel.features.record.record_file import Event
@@ -89,6 +88,11 @@ def _table(columns: str, rows: Iterable[Iterable[str]]) -> str:
 
 def _cell(value: Cell) -> str:
     return _code(value) if isinstance(value, str) else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def escaped(text: str) -> str:
+    """Return `text` with escapes for characters that a terminal could not show, or would obey."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def _code(text: str) -> str:
