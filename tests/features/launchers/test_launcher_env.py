@@ -30,6 +30,7 @@ from pytest_accel.features.launchers.rendezvous import (
     gather_machines,
     rendezvous_path,
 )
+from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.world_spec import worker_environment
 from tests.deadline import eventually
 from tests.peers import read_all
@@ -238,6 +239,15 @@ def test_missing_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join()
     with pytest.raises(RendezvousError, match=r"rank 1 on  did not reach rank 0 at .*, within 0 s: .*No such file"):
         rendezvous.join(world(1), hello(1), 0)
+
+
+def test_a_second_session_of_a_job_is_refused_and_a_silent_process_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_GREETING_TIMEOUT", 1)
+    path = rendezvous_path(world(0))
+    with unix_sockets.listen(path, 2) as listener, unix_sockets.connect(path):
+        assert rendezvous.accept(listener, 30) is None
+        with pytest.raises(RendezvousError, match=r"another session under torchrun .* is starting"):
+            gather(world(0), 0)
 
 
 def test_the_rendezvous_of_several_machines_is_read_from_the_environment() -> None:
