@@ -38,7 +38,7 @@ class GroupWait:
 
     group: str
     different: Mapping[int, Collective]
-    """What each rank called under the first number whose calls are `unlike`; empty if there is none."""
+    """The call of each rank with the first number for which the calls are `unlike`; empty if all calls are alike."""
     inside: Mapping[Collective, list[int]]
     """The ranks that wait for all others, by the collective they are in; usually all are in the same collective."""
     missing: Mapping[int, Collective | None]
@@ -74,7 +74,7 @@ def waits(records: Mapping[int, FlightRecord]) -> list[GroupWait]:
 
 
 def _different(entered: Mapping[int, Mapping[int, Collective]]) -> dict[int, Collective]:
-    """Return what each rank called under the first number whose calls are `unlike`; an empty dict if there is none."""
+    """Return the call of each rank with the first number for which the calls are `unlike`; empty if all are alike."""
     for number in sorted({number for found in entered.values() for number in found}):
         ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
         if unlike(ones.values()):

@@ -150,7 +150,7 @@ class World:
     def _prepare(self, answers: Sequence[Collected]) -> bool:
         """Have the ranks prepare for tests if they have not; return whether all have done so.
 
-        Ranks of which one has no test of the file are retired, and need not prepare.
+        If a rank has no test of the file, all ranks are retired, and need not prepare.
         """
         if not all(answer.prepared for answer in answers) and all(answer.families for answer in answers):
             self._busy = True

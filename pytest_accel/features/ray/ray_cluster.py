@@ -303,7 +303,7 @@ class ClusterStarter(StarterOnMachines[PlaceTaken]):
                 placing.placed.set_result(answer)
             case PlaceWaits(_, reason):
                 placing.why = reason
-                self._reports.give_up_wanted()  # Of all worlds: only the cluster knows which places would make room.
+                self._reports.give_up_wanted()  # Only the cluster knows which worlds are in the way.
             case PlaceFailed(_, reason, is_lost):
                 loop_tasks.fail(placing.placed, (LostPlaceError if is_lost else PlaceError)(reason))
 

@@ -1,7 +1,8 @@
 """The summary of sessions in HTML: tables for the page of a job of GitHub Actions, and a page with these and all tests.
 
-GitHub takes Markdown. It shows HTML in it as it is, up to an empty line; the summary has none. Names of tests, reasons,
-messages and names of machines may contain anything. Each is shown as code, on one line without control characters.
+GitHub takes Markdown. It shows HTML in it as it is, up to an empty line; the summary has one at its end only. Names of
+tests, reasons, messages and names of machines may contain anything. Each is shown as code, on one line without control
+characters.
 """
 
 from __future__ import annotations

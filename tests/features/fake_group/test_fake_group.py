@@ -119,6 +119,7 @@ _REFUSED = {
 """The calls that need other ranks, by the names in their reports."""
 _NEEDING_OTHERS = f"""
     import threading
+    import unittest
 
     import pytest
     from tests.lazy_torch import dist, torch
@@ -167,6 +168,14 @@ _NEEDING_OTHERS = f"""
 
 
     @fake
+    class TestCase(unittest.TestCase):
+        def test_swallowed_before_a_subtest(self):
+            swallow()
+            with self.subTest("skipped"):
+                self.skipTest("not here")
+
+
+    @fake
     @pytest.mark.parametrize("name", ["gather", "dist_store", "world_store", "faults"])
     def test_fixture(name, request):
         request.getfixturevalue(name)
@@ -191,11 +200,12 @@ def test_a_fake_group_beside_real_ranks(suite: Suite, monkeypatch: pytest.Monkey
     calls = {f"test_call[{number}]": what for number, what in enumerate(_REFUSED)}
     calls |= {"test_thread": "dist.send", "test_other_backend": "the store of the process group"}
     fixtures = {f"test_fixture[{name}]": name for name in ("gather", "dist_store", "world_store", "faults")}
-    swallowed = ["test_swallowed", "test_swallowed_in_teardown"]
+    swallowed = ["test_swallowed", "test_swallowed_in_teardown", "TestCase.test_swallowed_before_a_subtest"]
     run.expect(
         dict.fromkeys(passed, "PASSED")
         | {"test_exit": "FAILED died: status 0; rank 0", "test_wrong_value": "FAILED failed: AssertionError; rank 0"}
-        | dict.fromkeys([*calls, *fixtures, *swallowed], "FAILED failed: Failed; rank 0")
+        | dict.fromkeys([*calls, *fixtures, "test_swallowed"], "FAILED failed: Failed; rank 0")
+        | {"test_swallowed_before_a_subtest": "SUBSKIPPED FAILED failed: Failed; rank 0"}
         | {"test_swallowed_in_teardown": "PASSED ERROR failed: Failed; rank 0"}
     )
     where = "one process of a fake group of 4096, whose collectives exchange nothing\n"

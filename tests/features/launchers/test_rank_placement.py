@@ -10,7 +10,7 @@ from pytest_accel.features.launchers.machines_starter import Layout
 
 
 def layout_of(machines: int) -> Layout:
-    """Return the layout of two processes on each of so many machines."""
+    """Return the layout of a number of machines with two processes each."""
     hellos = [Hello(rank, 1, machine=str(rank // 2)) for rank in range(2 * machines)]
     return Layout(LauncherEnv("torchrun", 0, len(hellos), 0, 2, ()), hellos)
 

@@ -125,7 +125,7 @@ _SHOWN = r"a </td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s ?
 
 
 def _parsed(text: str) -> ElementTree.Element:
-    """Return the elements of a summary, of which Markdown interprets nothing: it has no empty line."""
+    """Return the elements of a summary. It has no empty line, after which Markdown would be interpreted."""
     assert "\n\n" not in text.strip()
     return ElementTree.fromstring(f"<div>{text}</div>")
 
